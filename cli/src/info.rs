@@ -5,7 +5,7 @@ use crate::units::{bytes, count, table};
 use anyhow::Result;
 use compiler::graph::{Bindings, SymExpr, Symbol};
 use compiler::importer::onnx::{Declared, File, Model, OnnxError, Options};
-use compiler::training_input::leave_out;
+use compiler::training_input::import_to_train;
 use onnx::cost::{Cost, cost};
 use onnx::diff::histogram;
 use onnx::operators::Unknowns;
@@ -56,10 +56,7 @@ impl<'f> Facts<'f> {
         decoded: Result<File, OnnxError>,
         options: &Options,
     ) -> Self {
-        let mut model = decoded.and_then(|file| file.import(options));
-        if let Ok(model) = &mut model {
-            leave_out(model, file);
-        }
+        let model = decoded.and_then(|decoded| import_to_train(decoded, file, options));
         let ports = model.as_ref().ok().map(|m| {
             let typed = |ports: &[compiler::importer::onnx::Port]| -> Vec<Declared> {
                 ports.iter().map(|p| port(m, p)).collect()

@@ -5,11 +5,11 @@ use crate::progress::Progress;
 use crate::units::{bytes, count, table};
 use anyhow::{Context, Result, anyhow, bail};
 use compiler::graph::{Bindings, DType, Symbol};
-use compiler::importer::onnx::{File, Model, Options};
+use compiler::importer::onnx::{File, Model, OnnxError, Options};
 use compiler::recipe::RecipeFile;
 use compiler::report::{KernelReport, Report};
 use compiler::steering::{Choices, planned};
-use compiler::training_input::{found_sizes, leave_out};
+use compiler::training_input::{found_sizes, import_to_train};
 use compiler::{Plan, Step, Target};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,7 +36,7 @@ pub fn run(
         model,
         options,
         found,
-    } = read(path, options)?;
+    } = read(path, options, train)?;
     progress.stage("planning");
     let plan = plan(&model, train, threads, recipe)
         .with_context(|| format!("cannot plan {}", path.display()))?;
@@ -78,23 +78,35 @@ impl Read {
     }
 }
 
-/// Imports a file with values for all sizes.
+/// Imports a file with values for all sizes, to train it or to run it.
 ///
 /// # Errors
 /// The file cannot be read or imported, or a size has no value.
-pub fn read(path: &Path, options: &Options) -> Result<Read> {
+pub fn read(path: &Path, options: &Options, train: bool) -> Result<Read> {
     let bytes = onnx::file::read_whole(path)?;
     let file = File::decode(path, bytes.clone())?;
     let given = onnx::file::Model::of_bytes(path, bytes)?;
     let (options, found) = with_found(&given, &file, options);
-    let mut model = file.import(&options)?;
-    leave_out(&mut model, &given);
-    check_sizes(file.path(), &model, &found)?;
+    let model = imported(file, &given, &options, train)?;
+    check_sizes(path, &model, &found)?;
     Ok(Read {
         model,
         options,
         found,
     })
+}
+
+/// The model of a file, to train it or to run it.
+fn imported(
+    file: File,
+    source: &onnx::file::Model,
+    options: &Options,
+    train: bool,
+) -> Result<Model, OnnxError> {
+    match train {
+        true => import_to_train(file, source, options),
+        false => file.import(options),
+    }
 }
 
 /// A recipe's file.
@@ -139,12 +151,9 @@ pub fn page(
     let shapes = shapes(&model, &drawn(&options, file.as_ref().ok()), &found)?;
     progress.stage("planning");
     let kernels = file
-        .and_then(|file| file.import(&options))
+        .and_then(|file| imported(file, &model, &options, train))
         .map_err(anyhow::Error::from)
-        .and_then(|mut imported| {
-            leave_out(&mut imported, &model);
-            plan(&imported, train, threads, None)
-        })
+        .and_then(|imported| plan(&imported, train, threads, None))
         .and_then(|plan| Ok(Report::of_plan(&plan, usize::from(threads))?))
         .map_err(|error| format!("{error:#}"));
     let text = crate::page::page(&model, &shapes, &kernels);

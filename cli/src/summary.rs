@@ -5,7 +5,7 @@ use crate::units::{bytes, count, table};
 use anyhow::Result;
 use onnx::edit::{self, InHalf};
 use onnx::optimize::{Figures, Summary};
-use onnx::verify::Unsettled;
+use onnx::verify::{SamplesRun, Stopped, Unsettled};
 use serde_json::json;
 use std::fmt::Write;
 use std::path::Path;
@@ -76,10 +76,7 @@ pub fn text(path: &Path, out: &Path, summary: &Summary, in_half: Option<&InHalf>
         }
     }
     if let Some(stopped) = &summary.stopped {
-        line(style.warn(&format!(
-            "the time limit was reached: {} of {} rewrites are verified, and the file has these",
-            stopped.n_verified, stopped.n_rewrites
-        )));
+        line(style.warn(&stopped_line(stopped)));
     }
     for dropped in &summary.dropped {
         let what = format!("dropped {} at {}", dropped.rule, dropped.node);
@@ -144,6 +141,23 @@ pub fn text(path: &Path, out: &Path, summary: &Summary, in_half: Option<&InHalf>
         line(style.dim(&sizes));
     }
     text
+}
+
+/// A sentence on how far verification came.
+fn stopped_line(stopped: &Stopped) -> String {
+    let Stopped {
+        n_verified,
+        n_rewrites,
+        samples,
+    } = stopped;
+    let samples = samples.map_or(String::new(), |samples| {
+        let SamplesRun { n_run, n_given } = samples;
+        format!("; the original ran with {n_run} of {n_given} sets of given inputs")
+    });
+    format!(
+        "the time limit was reached: {n_verified} of {n_rewrites} rewrites are verified, and the file has \
+         these{samples}"
+    )
 }
 
 /// A sentence on an output that rounding alone moves far.
@@ -293,6 +307,25 @@ mod tests {
         for (before, after) in [(3, 0), (0, 3), (3, 3)] {
             assert_eq!(changes(before, after), [part, "+739%"]);
         }
+    }
+
+    #[test]
+    fn samples_are_counted_where_the_time_was_over_between_them() {
+        let with = |samples| {
+            stopped_line(&Stopped {
+                n_verified: 0,
+                n_rewrites: 3,
+                samples,
+            })
+        };
+        let said =
+            "the time limit was reached: 0 of 3 rewrites are verified, and the file has these";
+        assert_eq!(with(None), said);
+        let (n_run, n_given) = (1, 2);
+        assert_eq!(
+            with(Some(SamplesRun { n_run, n_given })),
+            format!("{said}; the original ran with 1 of 2 sets of given inputs")
+        );
     }
 
     #[test]

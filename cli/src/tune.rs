@@ -89,7 +89,7 @@ pub fn run(args: &Tune, quiet: bool) -> Result<Answer> {
         sizes: sizes::numbers("--bind", &args.bind)?,
         mode: Mode::File,
     };
-    let read = read(&args.path, &options)?;
+    let read = read(&args.path, &options, args.train)?;
     let step = step(&read.model, args.train)
         .with_context(|| format!("cannot plan {}", args.path.display()))?;
     let mut heard = Heard::default();

@@ -142,6 +142,11 @@ fn errors_are_one_message_with_the_next_step() {
     assert!(unsupported.contains(NON_ZERO), "{unsupported}");
     let usage = stderr(&["report", MLP, "--bind", "batch=0"], 2);
     assert!(usage.contains("`0` is not a size of at least 1"), "{usage}");
+    let part = stderr(&["report", MLP, "--bind", "batch=3.5"], 2);
+    assert!(
+        part.contains("`3.5` is no size; a size is a whole number"),
+        "{part}"
+    );
     let open = stderr(&["report", MLP, "--bind", "batch=none"], 1);
     let needs = "`--bind batch=none` needs numbers here: --bind none=…";
     assert!(open.contains(needs), "{open}");
@@ -260,7 +265,10 @@ fn what_grad_refuses_leaves_the_target_as_it_was() {
     let damaged = stderr(&["grad", broken, "-o", out, "--loss", "mse"], 1);
     assert!(damaged.contains("damaged"), "{damaged}");
     let loss = stderr(&["grad", MLP, "-o", out, "--loss", "hinge"], 1);
-    assert!(loss.contains("an output of the model"), "{loss}");
+    assert!(
+        loss.contains("the loss is cross-entropy, mse or an output of the model"),
+        "{loss}"
+    );
     let name = stderr(
         &["grad", MLP, "-o", out, "--loss", "mse", "--wrt", "bais"],
         1,

@@ -127,11 +127,11 @@ fn options_are_heeded() {
     let line = rules
         .lines()
         .find(|rule| rule.starts_with("fold-constants "));
-    assert!(line.is_some_and(|l| l.ends_with("become initializers, up to --fold-limit")));
+    assert!(line.is_some_and(|l| l.ends_with("become initializers, up to the fold limit")));
     // Nothing shrinks to nothing.
     fs::remove_file(&out).expect("removed");
     let grown = ["optimize", arg(&path), "-o", arg(&out), "--max-growth", "0"];
-    assert!(stderr(&grown).contains("--max-growth allows 0; nothing is written"));
+    assert!(stderr(&grown).contains("the largest allowed growth is 0; nothing is written"));
     assert!(!out.exists());
     optimize(&["--max-growth", "1.5"]);
     // Inputs of the user's own.

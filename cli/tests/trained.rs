@@ -33,6 +33,14 @@ fn number(name: &str) -> TensorProto {
     Tensor::new(&[], Values::F32(vec![0.75])).to_proto(name)
 }
 
+/// What PyTorch's exporter writes beside a parameter.
+fn mark() -> StringStringEntryProto {
+    StringStringEntryProto {
+        key: "pkg.torch.export.graph_signature.InputSpec.kind".to_string(),
+        value: "PARAMETER".to_string(),
+    }
+}
+
 /// `y = (x · w + cos(p · f)) · onnx::Mul_3` with positions `p`.
 fn rotary() -> ModelProto {
     let mut cast = node("Cast", &["p"], "q");
@@ -91,6 +99,21 @@ fn what_is_no_parameter_is_left_out_with_its_reason() {
 }
 
 #[test]
+fn a_statistic_that_is_also_something_else_is_left_out_as_both() {
+    // Before training, means and biases are all 0, and some exporters store equal arrays once.
+    let norm = node("BatchNormalization", &["x", "s", "m", "m", "v"], "y");
+    let stored = ["s", "m", "v"].map(|name| floats(name, &[4], 0.5));
+    let (said, outputs) = trained(&model(vec![norm], stored.to_vec(), 4), &[]);
+    assert_eq!(outputs, ["loss", "s.grad"], "{said}");
+    for line in [
+        "  `v`: running statistics of batch normalization\n",
+        "  `m`: read as running statistics of batch normalization, and as something else too\n",
+    ] {
+        assert!(said.contains(line), "`{line}` is not in:\n{said}");
+    }
+}
+
+#[test]
 fn info_and_report_train_what_grad_trains() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = save(&rotary(), folder.path(), "m.onnx");
@@ -142,11 +165,13 @@ fn a_number_is_trained_if_the_exporter_marked_it_or_if_it_is_named() {
     assert_eq!(outputs, ["loss", "scale.grad"]);
     let mut marked = plain;
     for tensor in &mut marked.graph.as_mut().expect("a graph").initializer {
-        tensor.metadata_props.push(StringStringEntryProto {
-            key: "pkg.torch.export.graph_signature.InputSpec.kind".to_string(),
-            value: "PARAMETER".to_string(),
-        });
+        tensor.metadata_props.push(mark());
     }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = save(&marked, folder.path(), "m.onnx");
+    let text = stdout(&["info", arg(&path)], 0);
+    let line = "parameters: 2 with 17 elements (68 B), 17 of them trainable";
+    assert!(text.contains(line), "{text}");
     let (said, mut outputs) = trained(&marked, &["--optimizer", "adam"]);
     assert!(said.contains("trained: 2 with 17 elements"), "{said}");
     assert!(
@@ -156,6 +181,21 @@ fn a_number_is_trained_if_the_exporter_marked_it_or_if_it_is_named() {
     outputs.retain(|name| name.ends_with(".grad"));
     outputs.sort();
     assert_eq!(outputs, ["scale.grad", "w.grad"]);
+}
+
+#[test]
+fn report_trains_a_number_that_the_exporter_marked() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let nodes = vec![node("Mul", &["x", "scale"], "y")];
+    let mut scaled = model(nodes, vec![number("scale")], 4);
+    let path = save(&scaled, folder.path(), "plain.onnx");
+    let text = stderr(&["report", arg(&path), "--bind", "batch=2", "--train"]);
+    assert!(text.contains("no trainable parameters"), "{text}");
+    let graph = scaled.graph.as_mut().expect("a graph");
+    graph.initializer[0].metadata_props.push(mark());
+    let path = save(&scaled, folder.path(), "marked.onnx");
+    let text = stdout(&["report", arg(&path), "--bind", "batch=2", "--train"], 0);
+    assert!(text.contains("a training step in"), "{text}");
 }
 
 #[test]

@@ -225,7 +225,7 @@ impl Made {
             let Some(port) = model.outputs.iter().find(|p| p.name == *name) else {
                 let names: Vec<_> = model.outputs.iter().map(|p| p.name.as_str()).collect();
                 return request(format!(
-                    "--loss is cross-entropy, mse or an output of the model ({}), not `{name}`",
+                    "the loss is cross-entropy, mse or an output of the model ({}), not `{name}`",
                     names.join(", ")
                 ));
             };

@@ -129,10 +129,21 @@ pub fn training_input(
     Ok(finished((model, sizes), constants, &known, wrt))
 }
 
-/// Leaves out what is no parameter of a model, as [`training_input`] does if nobody names what to train; `source` is its
-/// file.
-pub fn leave_out(model: &mut Model, source: &onnx::file::Model) {
-    mark(model, &parameters(source));
+/// The model of a file with the initializers trainable that [`training_input`] trains if nobody names what to train;
+/// `source` is the same file for the room `onnx`.
+///
+/// # Errors
+/// As [`File::import`].
+pub fn import_to_train(
+    file: File,
+    source: &onnx::file::Model,
+    options: &Options,
+) -> Result<Model, OnnxError> {
+    let known = parameters(source);
+    let file = file.with_scalar_parameters(known.marked.iter().cloned());
+    let mut model = file.import(options)?;
+    mark(&mut model, &known);
+    Ok(model)
 }
 
 fn mark(model: &mut Model, known: &Parameters) {
@@ -172,15 +183,16 @@ fn finished(
 /// What is not trained: arrays that the training graph takes as inputs, and single numbers.
 fn left_out(model: &Model, known: &Parameters) -> Vec<LeftOut> {
     let arrays = model.parameters.iter().filter(|p| !p.trainable);
+    // The importer leaves out all that batch normalization reads as statistics, in functions too.
+    let reason = |name: &str| match known.left_out.get(name) {
+        Some(reason) => *reason,
+        None if known.also_statistics.contains(name) => NotTrained::AlsoStatistic,
+        None => NotTrained::Statistic,
+    };
     let arrays = arrays.map(|p| LeftOut {
         name: p.name.clone(),
         elements: p.stored.n_elements(),
-        // The importer knows statistics of batch normalization in functions, too.
-        reason: known
-            .left_out
-            .get(&p.name)
-            .copied()
-            .unwrap_or(NotTrained::Statistic),
+        reason: reason(&p.name),
     });
     let numbers = known.left_out.iter();
     let numbers = numbers.filter(|(_, why)| **why == NotTrained::Number);

@@ -266,7 +266,7 @@ impl Summary {
 pub enum GrowthError {
     /// It grew.
     #[error(
-        "{what} would be {factor:.3} times the original's, but --max-growth allows {most}; nothing is written"
+        "{what} would be {factor:.3} times the original's, but the largest allowed growth is {most}; nothing is written"
     )]
     Grows {
         /// The file, peak memory or bytes moved.
@@ -279,7 +279,7 @@ pub enum GrowthError {
     /// Sizes of other nodes follow than before.
     #[error(
         "cannot tell whether memory and bytes moved grow by more than {most}, since sizes of some nodes are \
-         not known; nothing is written. Give sizes with --bind, or leave --max-growth out"
+         not known; nothing is written. Give the inputs' dynamic sizes, or no limit for growth"
     )]
     Unknown {
         /// The largest factor allowed.

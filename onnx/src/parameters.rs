@@ -21,6 +21,8 @@ use uses::{Role, Uses};
 pub enum NotTrained {
     /// Mean or variance of batch normalization, which the forward pass updates.
     Statistic,
+    /// Batch normalization updates it, and other operators read it too: equal arrays that an exporter stored as one.
+    AlsoStatistic,
     /// Operators read it only as a limit, a scale, or something else that no parameter is.
     Setting,
     /// It is multiplied with positions, and only sines and cosines read the products.
@@ -53,6 +55,9 @@ impl fmt::Display for NotTrained {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             NotTrained::Statistic => "running statistics of batch normalization",
+            NotTrained::AlsoStatistic => {
+                "read as running statistics of batch normalization, and as something else too"
+            }
             NotTrained::Setting => "read only as a setting, such as a limit or a scale",
             NotTrained::Frequency => "frequencies of a position embedding",
             NotTrained::Sinusoid => "a table of sines and cosines",
@@ -82,6 +87,8 @@ pub struct Parameters {
     pub left_out: BTreeMap<String, NotTrained>,
     /// What the exporter marked as a parameter.
     pub marked: BTreeSet<String>,
+    /// What is not left out, though batch normalization reads it as a running statistic.
+    pub also_statistics: BTreeSet<String>,
     /// Parameters that several nodes read, in the file's order.
     pub shared: Vec<Shared>,
 }
@@ -108,6 +115,9 @@ pub fn parameters(model: &Model) -> Parameters {
         } else if let Some(why) = why_not(name, tensor, mark, &uses, model) {
             found.left_out.insert(name.to_string(), why);
             continue;
+        }
+        if uses.roles(name).contains(&Role::Statistic) {
+            found.also_statistics.insert(name.to_string());
         }
         let readers = uses.readers_as_weight(name);
         if readers.len() > 1 {

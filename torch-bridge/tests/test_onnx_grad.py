@@ -510,6 +510,9 @@ def test_every_form_of_a_model(tmp_path):
         shorthaul.onnx.OnnxError, match="no dynamic size of that name; it has batch"
     ):
         shorthaul.onnx.grad(path, loss="mse", sizes={"rows": 7})
+    for size in (0, -3):
+        with pytest.raises(ValueError, match=f"batch the size {size}, but a size is at least 1"):
+            shorthaul.onnx.grad(path, loss="mse", sizes={"batch": size})
     with pytest.raises(shorthaul.onnx.OnnxError, match="is read from and would be replaced"):
         shorthaul.onnx.grad(path, loss="mse", out=path)
     assert path.read_bytes() == data
@@ -525,7 +528,7 @@ def test_what_is_tried_gives_no_warning(recwarn):
 
 def test_what_does_not_fit_is_said():
     data = exported(nn.Linear(3, 2), torch.randn(2, 3))
-    with pytest.raises(shorthaul.onnx.OnnxError, match="cross-entropy, mse or an output"):
+    with pytest.raises(shorthaul.onnx.OnnxError, match="loss is cross-entropy, mse or an output"):
         shorthaul.onnx.grad(data, loss="hinge")
     with pytest.raises(shorthaul.onnx.OnnxError, match="no initializer or input `bais`"):
         shorthaul.onnx.grad(data, loss="mse", wrt=["bais"])

@@ -143,7 +143,7 @@ def test_growth_is_refused(tmp_path):
     out = tmp_path / "t.onnx"
     for where in ({}, {"out": out}):
         shorthaul.onnx.optimize(double(), max_growth=1, **where)
-        with pytest.raises(shorthaul.onnx.OnnxError, match="--max-growth allows 0.5"):
+        with pytest.raises(shorthaul.onnx.OnnxError, match="the largest allowed growth is 0.5"):
             shorthaul.onnx.optimize(double(1), max_growth=0.5, **where)
     assert out.read_bytes() == shorthaul.onnx.optimize(double()).model
 

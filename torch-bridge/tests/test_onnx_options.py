@@ -97,6 +97,12 @@ def test_half_precision(half, wanted):
     assert shorthaul.onnx.optimize(double()).summary["half"] is None
 
 
+def test_a_difference_in_half_precision_names_no_option_of_the_program():
+    with pytest.raises(shorthaul.onnx.OnnxError, match="set a larger tolerance") as refused:
+        shorthaul.onnx.optimize(double(), half="f16", tolerance=1e-9)
+    assert "--" not in str(refused.value)
+
+
 def test_a_time_limit():
     limited = shorthaul.onnx.optimize(double(), time_limit=600)
     assert limited.summary["stopped"] is None

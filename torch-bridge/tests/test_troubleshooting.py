@@ -30,7 +30,8 @@ RUST = (
     *("kernels/src/cache/mod.rs", "kernels/cuda/src/error.rs", "kernels/cuda/src/nvrtc.rs"),
     *("onnx/src/file/mod.rs", "onnx/src/file/write.rs", "onnx/src/optimize.rs"),
     *("onnx/src/ort.rs", "onnx/src/verify/mod.rs", "onnx/src/set_shape.rs"),
-    *(f"onnx/src/edit/{name}.rs" for name in ("extract", "free", "halve", "raise", "rename")),
+    *(f"onnx/src/edit/{name}.rs" for name in ("extract", "free", "halve", "raise")),
+    *("onnx/src/edit/rename.rs", "onnx/src/edit/request.rs"),
     *(p.relative_to(ROOT).as_posix() for p in sorted((ROOT / "cli/src").glob("*.rs"))),
 )
 
@@ -45,14 +46,15 @@ WITHOUT_ENTRY = {
             "already holds backward nodes",
         ),
         *("functions of a file keep their versions", "the compilation was interrupted"),
+        "which are not halved; inline them first",
     ),
     "names the option and what it takes": (
         *("name the ONNX file to optimize", "name the file to write", "gives … twice"),
         *("--time-limit is longer than", "cannot write the file to standard output"),
         *("standard output, which gets the summary", "with --measure, ONNX Runtime reads"),
         *("… is given names twice", "… would stand for … and for", "the name … is taken"),
-        *("version … of the operators is not known", "halved; … without --half inlines them"),
-        *("could stay in f32", "this program was built without tract"),
+        *("version … of the operators is not known", "could stay in f32"),
+        "this program was built without tract",
     ),
     "the first line of an error whose cause follows": (
         *("cannot compare", "cannot plan", "cannot lower", "cannot make a training graph of"),
@@ -153,6 +155,11 @@ def test_every_class_is_on_the_page(name):
 def test_every_message_has_an_entry(message):
     without = [known for group in WITHOUT_ENTRY.values() for known in group]
     assert has_entry(message, ENTRIES) or has_entry(message, without), message
+
+
+@pytest.mark.parametrize("message", [p for p in messages_of_rust() if not p.id.startswith("cli/")])
+def test_messages_that_the_package_shares_name_no_option_of_the_program(message):
+    assert not re.search(r"(?<![\w-])--[a-z]", message)
 
 
 @pytest.mark.parametrize("known", [m for group in WITHOUT_ENTRY.values() for m in group])

@@ -1,52 +1,13 @@
 //! Each rule with a file that breaks it alone.
 
 use super::*;
-use crate::proto::{
-    Dimension, DimensionProto, FunctionProto, OperatorSetIdProto, TensorShapeProto,
-    TensorTypeProto, TypeProto, ValueInfoProto,
-};
+use crate::proto::{FunctionProto, OperatorSetIdProto, ValueInfoProto};
+use crate::rewrite::trial::{model_of, node, typed};
 use bytes::Bytes;
 use std::sync::Arc;
 
-pub(super) fn node(op: &str, inputs: &[&str], output: &str) -> NodeProto {
-    NodeProto {
-        op_type: op.to_string(),
-        input: inputs.iter().map(ToString::to_string).collect(),
-        output: vec![output.to_string()],
-        ..Default::default()
-    }
-}
-
 fn port(name: &str) -> ValueInfoProto {
-    ValueInfoProto {
-        name: name.to_string(),
-        ..Default::default()
-    }
-}
-
-/// A value of a name, the number of an element type (0: none is said) and sizes (`?`: none are said).
-pub(super) fn typed((name, element, sizes): &(&str, i32, &str)) -> ValueInfoProto {
-    let size = |word: &str| DimensionProto {
-        value: Some(match word.parse() {
-            Ok(n) => Dimension::DimValue(n),
-            Err(_) => Dimension::DimParam(word.to_string()),
-        }),
-        ..Default::default()
-    };
-    let shape = (*sizes != "?").then(|| TensorShapeProto {
-        dim: sizes.split_ascii_whitespace().map(size).collect(),
-    });
-    let tensor_type = Some(TensorTypeProto {
-        elem_type: *element,
-        shape,
-    });
-    ValueInfoProto {
-        r#type: (*element != 0).then(|| TypeProto {
-            tensor_type,
-            ..Default::default()
-        }),
-        ..port(name)
-    }
+    typed(&(name, 0, "?"))
 }
 
 /// The errors of a model, as text.
@@ -81,17 +42,8 @@ fn model() -> Model {
         initializer: vec![weight],
         ..Default::default()
     };
-    let proto = ModelProto {
-        ir_version: Some(8),
-        opset_import: vec![OperatorSetIdProto {
-            domain: String::new(),
-            version: 18,
-        }],
-        graph: Some(graph),
-        ..Default::default()
-    };
     Model {
-        proto,
+        proto: model_of(graph, 18),
         path: "m.onnx".into(),
         n_bytes: 0,
         folder: Arc::from(Path::new(".")),

@@ -1,10 +1,11 @@
 //! Each rule of nodes, types and sizes with a file that it alone refuses beside one that passes.
 
-use super::tests::{node, notes_of, problems_of, typed};
+use super::tests::{notes_of, problems_of};
 use crate::proto::{
     AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
     attribute_type,
 };
+use crate::rewrite::trial::{model_of, node, typed};
 use bytes::Bytes;
 
 fn int(name: &str, value: i64) -> AttributeProto {
@@ -62,15 +63,7 @@ fn model(
         output: outputs.iter().map(typed).collect(),
         ..Default::default()
     };
-    ModelProto {
-        ir_version: Some(8),
-        opset_import: vec![OperatorSetIdProto {
-            domain: String::new(),
-            version: opset,
-        }],
-        graph: Some(graph),
-        ..Default::default()
-    }
+    model_of(graph, opset)
 }
 
 /// `y` of one node that reads `a`, or `a` and `b`.

@@ -1,45 +1,12 @@
 //! Costs that can be counted by hand.
 
 use super::*;
-use crate::proto::{
-    DimensionProto, OperatorSetIdProto, TensorProto, TensorShapeProto, TensorTypeProto, TypeProto,
-};
-
-fn port(name: &str, dims: &[Dimension]) -> ValueInfoProto {
-    let dim = |d: &Dimension| DimensionProto {
-        value: Some(d.clone()),
-        ..Default::default()
-    };
-    let shape = TensorShapeProto {
-        dim: dims.iter().map(dim).collect(),
-    };
-    let tensor_type = TensorTypeProto {
-        elem_type: 1,
-        shape: Some(shape),
-    };
-    ValueInfoProto {
-        name: name.to_string(),
-        r#type: Some(TypeProto {
-            tensor_type: Some(tensor_type),
-            ..Default::default()
-        }),
-        ..Default::default()
-    }
-}
-
-fn node(op: &str, inputs: &[&str], output: &str) -> NodeProto {
-    NodeProto {
-        op_type: op.to_string(),
-        input: inputs.iter().map(ToString::to_string).collect(),
-        output: vec![output.to_string()],
-        ..Default::default()
-    }
-}
+use crate::element::Element;
+use crate::proto::TensorProto;
+use crate::rewrite::trial::{model_of, node, value};
 
 /// `y = Relu(x · w)`, with `x` [batch, 4] and `w` [4, 8], through nodes of `between`.
 fn product(between: &[NodeProto], last: &str) -> ModelProto {
-    let batch = Dimension::DimParam("batch".to_string());
-    let sizes = |n: i64| [batch.clone(), Dimension::DimValue(n)];
     let weight = TensorProto {
         dims: vec![4, 8],
         data_type: 1,
@@ -52,20 +19,12 @@ fn product(between: &[NodeProto], last: &str) -> ModelProto {
     nodes.push(node("Relu", &[last], "y"));
     let graph = GraphProto {
         node: nodes,
-        input: vec![port("x", &sizes(4))],
-        output: vec![port("y", &sizes(8))],
+        input: vec![value("x", Element::F32, "batch 4")],
+        output: vec![value("y", Element::F32, "batch 8")],
         initializer: vec![weight],
         ..Default::default()
     };
-    ModelProto {
-        ir_version: Some(8),
-        graph: Some(graph),
-        opset_import: vec![OperatorSetIdProto {
-            domain: String::new(),
-            version: 18,
-        }],
-        ..Default::default()
-    }
+    model_of(graph, 18)
 }
 
 fn at_batch(model: &ModelProto, batch: usize) -> Cost {

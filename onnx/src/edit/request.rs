@@ -9,6 +9,7 @@ use super::{
 };
 use crate::element::Element;
 use crate::file::Model;
+use crate::rewrite::{InlineError, inline_all};
 use crate::set_shape::{SetShapeError, Wanted, set_shapes};
 use crate::verify::{self, Checker, VerifyError};
 use serde::Serialize;
@@ -80,6 +81,9 @@ pub enum RequestError {
     /// A name cannot be given.
     #[error(transparent)]
     Rename(#[from] RenameError),
+    /// Its functions cannot be inlined, which another version and 16-bit floats need.
+    #[error(transparent)]
+    Inline(#[from] InlineError),
     /// There is no such version of it.
     #[error(transparent)]
     Version(#[from] RaiseError),
@@ -97,8 +101,8 @@ pub enum RequestError {
     },
     /// In 16-bit floats it gives something else.
     #[error(
-        "in {element} the file differs by more than {tolerance} of the largest element; name operators with \
-         --keep-f32, or allow more with --tolerance: {cause}"
+        "in {element} the file differs by more than {tolerance} of the largest element; leave more operators \
+         in f32, or set a larger tolerance: {cause}"
     )]
     HalfDiffers {
         /// The type.
@@ -159,6 +163,10 @@ impl Request {
         }
         model = model.with(rename(&model.proto, &self.renamed)?);
         let original = model.clone();
+        let is_converted = self.opset.is_some() || self.half.is_some();
+        if is_converted && !model.proto.functions.is_empty() {
+            model = model.with(inline_all(&model.proto)?);
+        }
         if let Some(version) = self.opset {
             model = model.with(lower(&model.proto, &model.folder, version)?);
         }
@@ -176,11 +184,13 @@ impl Request {
             return Ok(Changed { model, in_half });
         };
         progress("verifying in 16-bit floats");
-        self.halved(&model, element, verifying)
+        self.halved(&original, &model, element, verifying)
     }
 
+    /// `model` in 16-bit floats, held against `original`.
     fn halved(
         &self,
+        original: &Model,
         model: &Model,
         element: Element,
         verifying: &verify::Options,
@@ -192,7 +202,7 @@ impl Request {
         }
         let tolerance = options.tolerance;
         let other = model.with(made.model);
-        let evidence = Checker::new(model, &options)?.check_other(&other);
+        let evidence = Checker::new(original, &options)?.check_other(&other);
         let evidence = evidence.map_err(|cause| match cause {
             VerifyError::Differs { .. } => RequestError::HalfDiffers {
                 element,
@@ -229,5 +239,42 @@ fn half_tolerance(element: Element) -> f64 {
     match element {
         Element::BF16 => 5e-2,
         _ => 1e-2,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rewrite::trial::{Trial, function, line, shown};
+
+    #[test]
+    fn functions_are_inlined_for_another_version_and_for_16_bit_floats() {
+        let square = function("Square", vec![line("r = Mul(p, p)", Vec::new())]);
+        let trial = Trial::new(17).input("x", "n 4").output("y", "n 4");
+        let trial = trial.function(square).node("a = local.Square(x)");
+        let model = trial.node("y = Relu(a)").model();
+        let changed = |request: &Request| {
+            let mut verifying = verify::Options::default();
+            let changed = request.changed(&model, &mut verifying, true, &mut |_| {});
+            let proto = changed.expect("changed").model.proto;
+            assert!(proto.functions.is_empty());
+            shown(proto.graph.as_ref().expect("a graph"))
+        };
+        for opset in [13, 18] {
+            let nodes = changed(&Request {
+                opset: Some(opset),
+                ..Request::default()
+            });
+            assert_eq!(nodes, ["a = Mul(x, x)", "y = Relu(a)"]);
+        }
+        let nodes = changed(&Request {
+            half: Some(Element::F16),
+            ..Request::default()
+        });
+        assert!(nodes.iter().any(|node| node.contains("Cast(")), "{nodes:?}");
+        // Where neither is asked for, functions stay.
+        let mut verifying = verify::Options::default();
+        let kept = Request::default().changed(&model, &mut verifying, true, &mut |_| {});
+        assert_eq!(kept.expect("unchanged").model.proto, model.proto);
     }
 }

@@ -1,20 +1,10 @@
 //! Small graphs, and what of them is trained.
 
 use super::*;
-use crate::proto::{
-    ModelProto, NodeProto, OperatorSetIdProto, TensorTypeProto, TypeProto, ValueInfoProto,
-};
+use crate::proto::NodeProto;
+use crate::rewrite::trial::{model_of, node, typed};
 use crate::tensor::{Tensor, Values};
 use std::path::Path;
-
-fn node(op: &str, inputs: &[&str], output: &str) -> NodeProto {
-    NodeProto {
-        op_type: op.to_string(),
-        input: inputs.iter().map(ToString::to_string).collect(),
-        output: vec![output.to_string()],
-        ..Default::default()
-    }
-}
 
 /// Numbers without a pattern.
 fn tensor(name: &str, shape: &[usize]) -> TensorProto {
@@ -29,41 +19,19 @@ fn of_values(name: &str, shape: &[usize], value: impl Fn(usize) -> f64) -> Tenso
     Tensor::new(shape, Values::F32(values)).to_proto(name)
 }
 
-fn port(name: &str, element: i32) -> ValueInfoProto {
-    ValueInfoProto {
-        name: name.to_string(),
-        r#type: Some(TypeProto {
-            tensor_type: Some(TensorTypeProto {
-                elem_type: element,
-                ..Default::default()
-            }),
-            ..Default::default()
-        }),
-        ..Default::default()
-    }
-}
-
 /// `x` holds real numbers, `ids` whole ones; `y` is the output.
 fn graph(node: Vec<NodeProto>, initializer: Vec<TensorProto>) -> GraphProto {
     GraphProto {
         node,
         initializer,
-        input: vec![port("x", 1), port("ids", 7)],
-        output: vec![port("y", 1)],
+        input: vec![typed(&("x", 1, "?")), typed(&("ids", 7, "?"))],
+        output: vec![typed(&("y", 1, "?"))],
         ..Default::default()
     }
 }
 
 fn found(graph: GraphProto) -> Parameters {
-    let proto = ModelProto {
-        ir_version: Some(8),
-        graph: Some(graph),
-        opset_import: vec![OperatorSetIdProto {
-            domain: String::new(),
-            version: 18,
-        }],
-        ..Default::default()
-    };
+    let proto = model_of(graph, 18);
     let bytes = prost::Message::encode_to_vec(&proto);
     let model = Model::of_bytes(Path::new("m.onnx"), bytes.into()).expect("a model");
     parameters(&model)
@@ -219,7 +187,7 @@ fn the_exporters_mark_decides_over_names() {
         name => (name, "PARAMETER"),
     });
     for (name, kind) in kinds {
-        let mut info = port(name, 1);
+        let mut info = typed(&(name, 1, "?"));
         info.metadata_props.push(StringStringEntryProto {
             key: KIND.to_string(),
             value: kind.to_string(),

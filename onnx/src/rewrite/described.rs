@@ -8,7 +8,7 @@ const LINES: &[(&str, &str)] = &[
     ),
     (
         "fold-constants",
-        "nodes of constants become initializers, up to --fold-limit",
+        "nodes of constants become initializers, up to the fold limit",
     ),
     ("remove-no-op", "nodes that change nothing go"),
     ("common-subexpression", "equal nodes are computed once"),

@@ -22,24 +22,51 @@ pub struct Trial {
 
 /// A value of that type and those sizes, separated by spaces: numbers or symbols.
 pub fn value(name: &str, element: Element, sizes: &str) -> ValueInfoProto {
-    let dim = |text: &str| DimensionProto {
-        value: Some(match text.parse() {
+    typed(&(name, element.number(), sizes))
+}
+
+/// A value of a name, the number of an element type (0: none is said) and sizes (`?`: none are said).
+pub fn typed((name, element, sizes): &(&str, i32, &str)) -> ValueInfoProto {
+    let size = |word: &str| DimensionProto {
+        value: Some(match word.parse() {
             Ok(n) => Dimension::DimValue(n),
-            Err(_) => Dimension::DimParam(text.to_string()),
+            Err(_) => Dimension::DimParam(word.to_string()),
         }),
         ..Default::default()
     };
+    let shape = (*sizes != "?").then(|| TensorShapeProto {
+        dim: sizes.split_ascii_whitespace().map(size).collect(),
+    });
+    let tensor_type = Some(TensorTypeProto {
+        elem_type: *element,
+        shape,
+    });
     ValueInfoProto {
         name: name.to_string(),
-        r#type: Some(TypeProto {
-            tensor_type: Some(TensorTypeProto {
-                elem_type: element.number(),
-                shape: Some(TensorShapeProto {
-                    dim: sizes.split_whitespace().map(dim).collect(),
-                }),
-            }),
+        r#type: (*element != 0).then(|| TypeProto {
+            tensor_type,
             ..Default::default()
         }),
+        ..Default::default()
+    }
+}
+
+/// A node of the standard with one output and no attributes.
+pub fn node(op: &str, inputs: &[&str], output: &str) -> NodeProto {
+    NodeProto {
+        op_type: op.to_string(),
+        input: inputs.iter().map(ToString::to_string).collect(),
+        output: vec![output.to_string()],
+        ..Default::default()
+    }
+}
+
+/// A model of that graph, with a version of the standard's operators.
+pub fn model_of(graph: GraphProto, opset: i64) -> ModelProto {
+    ModelProto {
+        ir_version: Some(8),
+        opset_import: vec![set("", opset)],
+        graph: Some(graph),
         ..Default::default()
     }
 }
@@ -125,15 +152,7 @@ impl Trial {
     /// An empty graph of that operator-set version.
     pub fn new(opset: i64) -> Trial {
         Trial {
-            model: ModelProto {
-                ir_version: Some(8),
-                opset_import: vec![OperatorSetIdProto {
-                    domain: String::new(),
-                    version: opset,
-                }],
-                graph: Some(GraphProto::default()),
-                ..Default::default()
-            },
+            model: model_of(GraphProto::default(), opset),
             rules: None,
             target: Target::Standard,
         }

@@ -7,7 +7,7 @@
 //! rewritten before the last guilty one is kept, which was shown to make no difference. Where the caller's time is
 //! over, the longest beginning that was shown to make none is kept.
 
-use super::{Checker, Evidence, Options, VerifyError};
+use super::{Checker, Evidence, Options, SamplesRun, VerifyError};
 use crate::file::Model;
 use crate::rewrite::{self, Application, Rewritten};
 use serde::Serialize;
@@ -40,6 +40,9 @@ pub struct Stopped {
     pub n_verified: usize,
     /// Rewrites that there would have been.
     pub n_rewrites: usize,
+    /// With how many of the given samples the original ran, if the time was over before it had with all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub samples: Option<SamplesRun>,
 }
 
 /// An application that made a difference.
@@ -77,7 +80,7 @@ pub fn prove(
     // What is rewritten first does not depend on what the original gives.
     let (checker, first) = std::thread::scope(|scope| {
         let rewriting = scope.spawn(|| rewrite::rewrite(&model.proto, &model.folder, rewriting));
-        let checker = Checker::new(model, verifying);
+        let checker = Checker::in_time(model, verifying);
         let rewritten = rewriting.join();
         (
             checker,
@@ -95,6 +98,7 @@ pub fn prove(
                 stopped: Some(Stopped {
                     n_verified: 0,
                     n_rewrites: first.applied.len(),
+                    samples: none_run(verifying.samples.len()),
                 }),
             });
         }
@@ -112,11 +116,17 @@ pub fn prove(
         progress("comparing");
         let difference = match judged(checker.check(&rewritten.model))? {
             Ok(evidence) => {
+                let n_rewrites = rewritten.applied.len();
+                let stopped = |samples| Stopped {
+                    n_verified: n_rewrites,
+                    n_rewrites,
+                    samples: Some(samples),
+                };
                 return Ok(Proof {
                     rewritten,
                     evidence,
                     dropped,
-                    stopped: None,
+                    stopped: checker.samples_run().map(stopped),
                 });
             }
             Err(difference) => difference,
@@ -158,6 +168,11 @@ fn judged(
     }
 }
 
+/// That the original ran with none of the samples, if there are any.
+fn none_run(n_given: usize) -> Option<SamplesRun> {
+    (n_given > 0).then_some(SamplesRun { n_run: 0, n_given })
+}
+
 fn unchanged(model: &Model) -> Rewritten {
     Rewritten {
         model: model.proto.clone(),
@@ -186,6 +201,7 @@ fn stopped(
         stopped: Some(Stopped {
             n_verified: rewritten.applied.len(),
             n_rewrites,
+            samples: checker.samples_run(),
         }),
         rewritten,
         evidence,
@@ -347,6 +363,25 @@ mod tests {
         assert_eq!(proof.dropped.len(), MAX_SITES);
         assert!(proof.rewritten.applied.iter().all(|a| a.rule != "wrong"));
         assert!(!proof.evidence.runs.is_empty());
+    }
+
+    #[test]
+    fn runs_before_the_time_was_over_are_kept_and_their_samples_counted() {
+        let model = subtractions(1).model();
+        let mut checker = Checker::new(&model, &Options::default()).expect("it runs");
+        let (n_run, n_given) = (1, 3);
+        let node = "Sub".to_string();
+        let late = VerifyError::Late { node };
+        checker.late = Some((late, SamplesRun { n_run, n_given }));
+        let proof = stopped(&model, &checker, None, Vec::new(), 2).expect("a proof");
+        assert_eq!(proof.evidence.runs[0], "seed 0, n=1");
+        let expected = Stopped {
+            n_verified: 0,
+            n_rewrites: 2,
+            samples: Some(SamplesRun { n_run, n_given }),
+        };
+        assert_eq!(proof.stopped, Some(expected));
+        assert_eq!(none_run(0), None);
     }
 
     #[test]

@@ -60,8 +60,12 @@ pub(super) fn preset(
 /// # Errors
 /// A sentence about what is wrong with the text.
 pub fn relation(text: &str) -> Result<SymExpr, String> {
-    let factor = |text: &str| match (text.trim(), text.trim().parse()) {
+    let factor = |text: &str| match (text.trim(), text.trim().parse::<i64>()) {
         (_, Ok(n)) if n >= 0 => Ok(SymExpr::constant(n)),
+        (number, Err(_)) if is_number(number) => Err(format!(
+            "`{number}` is no size; a size is a whole number from 0 to {}",
+            i64::MAX
+        )),
         (name, Err(_)) if !name.is_empty() && !name.starts_with('-') => Ok(SymExpr::symbol(name)),
         (other, _) => Err(format!(
             "`{other}` is no size of at least 0 and no name of one"
@@ -76,6 +80,12 @@ pub fn relation(text: &str) -> Result<SymExpr, String> {
         sum = sum + product;
     }
     Ok(sum)
+}
+
+/// Whether a text is a number of any kind; `inf` and `nan` may be names.
+fn is_number(text: &str) -> bool {
+    let begins = text.starts_with(|c: char| c.is_ascii_digit() || c == '.');
+    begins && text.parse::<f64>().is_ok()
 }
 
 /// Holds relations against the dynamic sizes there are.

@@ -37,7 +37,7 @@ pub use gradient::{
     GradientError, GradientEvidence, MOST_ERROR, Objective, Original, check_gradients,
     check_same_step,
 };
-pub use options::{Options, Sample};
+pub use options::{Options, Sample, SamplesRun};
 pub use renamed::Difference;
 pub use rounding::Unsettled;
 
@@ -94,7 +94,7 @@ pub enum OracleError {
 pub enum VerifyError {
     /// The original does not run, whatever sizes were tried.
     #[error(
-        "the model does not run on random inputs ({cause}); give sizes with --bind, or inputs with --inputs"
+        "the model does not run on random inputs ({cause}); give sizes or inputs that it runs with"
     )]
     Original {
         /// The last reason.
@@ -124,7 +124,7 @@ pub enum VerifyError {
     },
     /// What an operator without a meaning here gives has sizes nobody knows.
     #[error(
-        "cannot make up results of {node}, which Shorthaul does not know: their sizes are not declared; declare them in the file, or skip verification with --no-verify"
+        "cannot make up results of {node}, which Shorthaul does not know: their sizes are not declared; declare them in the file, or skip verification"
     )]
     Cut {
         /// The node.
@@ -228,6 +228,8 @@ pub struct Checker<'m> {
     witness: Option<Witness>,
     tolerance: f64,
     deadline: Option<Instant>,
+    /// That the time was over before the original had run with all samples, and with how many it had.
+    late: Option<(VerifyError, SamplesRun)>,
 }
 
 /// What another program makes of the original in the runs with finite inputs.
@@ -237,11 +239,20 @@ struct Witness {
 }
 
 impl<'m> Checker<'m> {
-    /// Runs the original on inputs made up for it.
+    /// Runs the original on inputs made up for it, and with all samples.
     ///
     /// # Errors
-    /// [`VerifyError::Given`], [`VerifyError::Original`], [`VerifyError::Cut`].
+    /// [`VerifyError::Given`], [`VerifyError::Original`], [`VerifyError::Cut`], [`VerifyError::Late`].
     pub fn new(original: &'m Model, options: &Options) -> Result<Checker<'m>, VerifyError> {
+        let checker = Checker::in_time(original, options)?;
+        match checker.late.clone() {
+            Some((late, _)) => Err(late),
+            None => Ok(checker),
+        }
+    }
+
+    /// As [`Checker::new`], but where the time is over after the first sample, the runs up to there are kept.
+    fn in_time(original: &'m Model, options: &Options) -> Result<Checker<'m>, VerifyError> {
         let cuts = Cuts::new(&original.proto);
         let samples = options.by_sample();
         let in_first = |error| samples[0].in_sample(error);
@@ -272,9 +283,11 @@ impl<'m> Checker<'m> {
                 Err(error) => return Err(error),
             }
         }
-        for given in &samples[1..] {
-            runs.push(programs.given(original, &cuts, given, &wanted)?);
-        }
+        let n_before = runs.len();
+        let late = programs.add_given(&mut runs, (original, &cuts), &samples[1..], &wanted)?;
+        let n_run = 1 + runs.len() - n_before;
+        let n_given = samples.len();
+        let late = late.map(|late| (late, SamplesRun { n_run, n_given }));
         let mut checker = Checker {
             original,
             cuts,
@@ -285,6 +298,7 @@ impl<'m> Checker<'m> {
             witness: None,
             tolerance: options.tolerance,
             deadline: options.deadline,
+            late,
         };
         if let Some(oracle) = &options.oracle {
             let outputs = checker.ask(oracle, original)?;
@@ -292,6 +306,11 @@ impl<'m> Checker<'m> {
             checker.witness = Some(Witness { oracle, outputs });
         }
         Ok(checker)
+    }
+
+    /// With how many samples the original ran, where the time was over before it had with all.
+    fn samples_run(&self) -> Option<SamplesRun> {
+        self.late.as_ref().map(|(_, samples)| *samples)
     }
 
     /// Whether the time that was given is over.

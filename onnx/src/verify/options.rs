@@ -3,6 +3,7 @@
 use super::{Oracle, VerifyError};
 use crate::evaluate::Values;
 use graph::SymExpr;
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,6 +15,15 @@ pub struct Sample {
     pub files: String,
     /// The inputs, by name; others are made up.
     pub inputs: Values,
+}
+
+/// With how many of the given samples the original ran.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct SamplesRun {
+    /// Those with which it ran.
+    pub n_run: usize,
+    /// Those that were given.
+    pub n_given: usize,
 }
 
 /// How to verify.

@@ -347,11 +347,33 @@ impl<'m> Programs<'m> {
         })
     }
 
+    /// Adds the runs with those samples, in order. Gives the error if the time is over before all of them are made;
+    /// those before stay.
+    ///
+    /// # Errors
+    /// [`VerifyError::Sample`].
+    pub fn add_given(
+        &self,
+        runs: &mut Vec<Run>,
+        (model, cuts): (&Model, &Cuts),
+        samples: &[Options],
+        wanted: &[String],
+    ) -> Result<Option<VerifyError>, VerifyError> {
+        for options in samples {
+            match self.given(model, cuts, options, wanted) {
+                Ok(run) => runs.push(run),
+                Err(late @ VerifyError::Late { .. }) => return Ok(Some(late)),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+
     /// The run with the first inputs that were given in `options`.
     ///
     /// # Errors
     /// [`VerifyError::Sample`], [`VerifyError::Late`].
-    pub fn given(
+    fn given(
         &self,
         model: &Model,
         cuts: &Cuts,
@@ -433,7 +455,7 @@ mod tests {
     use crate::element::Element;
     use crate::rewrite::patch::int;
     use crate::rewrite::trial::{Trial, reals};
-    use crate::verify::MOST_TRIPS;
+    use crate::verify::{MOST_TRIPS, Sample};
 
     /// What is run of a model: seeds, NaN, sizes of 0.
     fn shown(model: &Model, keeping: bool) -> Vec<String> {
@@ -494,6 +516,31 @@ mod tests {
             assert!(alone.len() >= 2, "{alone:?}");
             assert_eq!(alone, in_step);
         }
+    }
+
+    #[test]
+    fn samples_after_the_time_leave_the_runs_before() {
+        let trial = Trial::new(17).input("x", "n 4").output("y", "n 4");
+        let model = trial.node("y = Relu(x)").model();
+        let cuts = Cuts::new(&model.proto);
+        let wanted = cuts.wanted(&model.proto);
+        let sample = |rows: usize| Options {
+            samples: vec![Sample {
+                files: format!("{rows}.npz"),
+                inputs: Values::from([("x".to_string(), reals(&[rows, 4]))]),
+            }],
+            ..Options::default()
+        };
+        let mut runs = Vec::new();
+        let mut add = |deadline, rows| {
+            let programs = Programs::new(&model, deadline).expect("a graph");
+            programs.add_given(&mut runs, (&model, &cuts), &[sample(rows)], &wanted)
+        };
+        assert_eq!(add(None, 1), Ok(None));
+        let late = add(Some(Instant::now()), 2).expect("no fault of the sample");
+        assert!(matches!(late, Some(VerifyError::Late { .. })), "{late:?}");
+        let runs: Vec<String> = runs.into_iter().map(|run| run.described).collect();
+        assert_eq!(runs, ["seed 0, n=1, inputs of 1.npz"]);
     }
 
     #[test]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import operator
 import os
 import sys
 import warnings
@@ -86,6 +87,10 @@ def grad(
     """
     if optimizer is None and optimizer_state != "outside":
         raise ValueError("optimizer_state needs an optimizer")
+    bound = [(name, operator.index(size)) for name, size in (sizes or {}).items()]
+    for name, size in bound:
+        if size < 1:
+            raise ValueError(f"sizes gives {name} the size {size}, but a size is at least 1")
     path, data = _source(model)
     request = _GradRequest(
         path=path,
@@ -99,7 +104,7 @@ def grad(
         wrt=None if wrt is None else list(wrt),
         mode=mode,
         label_smoothing=label_smoothing,
-        sizes=list((sizes or {}).items()),
+        sizes=bound,
         verify=verify,
     )
     try:
