@@ -240,6 +240,13 @@ def test_bags_that_begin_behind_the_end_are_refused():
         compiled(bags, weight, at, torch.tensor([0, 4]))
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_bags_of_one_length_are_one_kernel_in_each_pass(mode):
+    model = nn.EmbeddingBag(10, 4, mode=mode)
+    report = shorthaul.report(shorthaul.module(model), torch.tensor([[1, 2, 2], [9, 0, 1]]))
+    assert [kernel["stage"] for kernel in report.data["kernels"]] == ["forward", "backward"]
+
+
 def test_random_numbers_are_those_of_their_distribution():
     torch.manual_seed(0)
     weights = torch.tensor([[0.0, 1.0, 3.0], [2.0, 0.0, 0.0]])

@@ -27,6 +27,7 @@ from . import (
     _decomposed_polynomials,
     _decomposed_random,
     _decomposed_scans,
+    _decomposed_transformer,
 )
 from ._functionalize import FunctionalNode, Ref
 
@@ -43,6 +44,7 @@ _FAMILIES = (
     _decomposed_polynomials,
     _decomposed_random,
     _decomposed_scans,
+    _decomposed_transformer,
 )
 
 #: Operators that PyTorch's default table keeps, though it can write them with simpler ones.

@@ -7,18 +7,20 @@ results, their memory and their histories as they were. Never decides who runs a
 
 from __future__ import annotations
 
+import inspect
 import operator
 
 import torch
 from torch import fx
 from torch._subclasses import FakeTensor
-from torch.nn import attention
+from torch.nn import attention, functional
 
 from ._nodes import (
     is_empty,
     name_of,
     needs_gradient,
     overlaps,
+    run_again,
     storage_of,
     tensors_of,
     value_of,
@@ -156,6 +158,38 @@ def expand_one_by_one(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
+def sum_bags_of_one_length(graph: fx.Graph) -> None:
+    """before  embedding_bag(x, w), where x is [n, k]   after  embedding(x, w).sum(1), or .mean(1)
+
+    PyTorch writes such bags as bags of any length, which are joined row by row on one thread. Left
+    as they are: bags with padding or weights, the largest of a bag, sparse and scaled gradients.
+    """
+    for node in list(graph.nodes):
+        if node.target is not functional.embedding_bag:
+            continue
+        given = _BAGS.bind(*node.args, **node.kwargs)
+        given.apply_defaults()
+        x, weight, mode = (given.arguments.pop(name) for name in ("input", "weight", "mode"))
+        given.arguments.pop("norm_type")  # says nothing without `max_norm`
+        is_plain = not any(value not in (None, False) for value in given.arguments.values())
+        table, indices = value_of(weight), value_of(x)
+        if not is_plain or mode not in ("sum", "mean") or not isinstance(table, FakeTensor):
+            continue
+        if indices.ndim != 2 or is_empty(x) or not table.is_floating_point():
+            continue
+        with graph.inserting_before(node):
+            rows = graph.call_function(functional.embedding, (x, weight))
+            joined = graph.call_method(mode, (rows, 1))
+        with torch.set_grad_enabled(needs_gradient(node)):
+            rows.meta = node.meta | {"example_value": run_again(rows, table.fake_mode)}
+        joined.meta = dict(node.meta)
+        node.replace_all_uses_with(joined)
+        graph.erase_node(node)
+
+
+_BAGS = inspect.signature(functional.embedding_bag)
+
+
 def _metadata(tensor: torch.Tensor) -> tuple:
     return tuple(map(expression, tensor.shape)), tensor.dtype, tensor.device
 
@@ -168,6 +202,7 @@ def simplify(graph: fx.Graph) -> None:
     drop_empty_operands(graph)
     copy_into_results(graph)
     fill_where(graph)
+    sum_bags_of_one_length(graph)
 
 
 __all__ = ["fill_where", "simplify"]

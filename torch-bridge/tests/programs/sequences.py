@@ -242,6 +242,35 @@ def transformer_encoder(wrap):
 
 
 @program(slack=5)
+def transformer_encoder_layers_in_inference(wrap):
+    causal = nn.Transformer.generate_square_subsequent_mask(3)
+    padding = torch.tensor([[False, False, True], [True, True, True]])
+    options = [{}, {"norm_first": True}, {"activation": "gelu"}]
+    seen = []
+    for given in options:
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, **given).eval()
+        m = wrap(layer)
+        with torch.no_grad():
+            x = torch.randn(2, 3, 8)
+            seen += [m(x), m(x, src_mask=causal), m(x, src_key_padding_mask=padding)]
+            seen.append(m(x, src_mask=causal.isinf(), src_key_padding_mask=padding))
+            seen.append(m(torch.randn(1, 5, 8)))
+    return seen
+
+
+@program(slack=3)
+def multihead_attention_in_inference(wrap):
+    model = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    m = wrap(model)
+    mask = torch.tensor([[False, True, True], [False, False, True], [True, True, True]])
+    with torch.no_grad():
+        x = torch.randn(2, 3, 8)
+        seen = [m(x, x, x, need_weights=need)[0] for need in (False, True)]
+        seen += [m(x, x, x), m(x, x, x, average_attn_weights=False)]
+        return [*seen, m(x, x, x, attn_mask=mask), m(x, x, torch.randn(2, 3, 8))]
+
+
+@program(slack=5)
 def transformer_decoder(wrap):
     model = nn.TransformerDecoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=True)
     m = wrap(model)
@@ -389,6 +418,21 @@ def _bag(mode):
 
 for _mode in ("sum", "mean", "max"):
     _bag(_mode)
+
+
+@program(slack=3)
+def embedding_bags_of_one_length(wrap):
+    options = [{"mode": "sum"}, {"mode": "mean"}, {"padding_idx": 2}, {"scale_grad_by_freq": True}]
+    seen = []
+    for given in options:
+        model = nn.EmbeddingBag(6, 3, **given)
+        m = wrap(model)
+        sizes = ((3, 2), (5, 4), (1, 3), (2, 1), (0, 3))
+        seen += [training(model, m, torch.randint(0, 6, size)) for size in sizes]
+        seen.append(raises(m, torch.tensor([[1, 6], [3, 3]])))
+    weighted = nn.EmbeddingBag(6, 3, mode="sum")
+    at, by = torch.tensor([[1, 2], [3, 3]], dtype=torch.int32), randn(2, 2)
+    return [*seen, training(weighted, wrap(weighted), at, None, by)]
 
 
 @program
