@@ -4,6 +4,7 @@ import sys
 
 import pytest
 from shorthaul import demo
+from shorthaul.models import EXAMPLES
 
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
@@ -15,3 +16,12 @@ def test_one_epoch_draws_the_curves(tmp_path, capsys):
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".png", ".png"]
     assert all(path.stat().st_size > 1000 for path in tmp_path.iterdir())
     assert "loss" in capsys.readouterr().out
+
+
+def test_larger_networks_are_timed_and_compared_with_float64_if_asked(monkeypatch, capsys):
+    monkeypatch.setattr(demo, "EXAMPLES", {"resnet50": EXAMPLES["digits_cnn"]})
+    demo._one_step("resnet50", errors=False)
+    timed = capsys.readouterr().out
+    assert timed.count("ms/step") == 2 and "float64" not in timed
+    demo._one_step("resnet50", errors=True)
+    assert "errors against float64 over" in capsys.readouterr().out
