@@ -172,8 +172,11 @@ def sum_bags_of_one_length(graph: fx.Graph) -> None:
         x, weight, mode = (given.arguments.pop(name) for name in ("input", "weight", "mode"))
         given.arguments.pop("norm_type")  # says nothing without `max_norm`
         is_plain = not any(value not in (None, False) for value in given.arguments.values())
-        table, indices = value_of(weight), value_of(x)
-        if not is_plain or mode not in ("sum", "mean") or not isinstance(table, FakeTensor):
+        values = table, indices, _ = [value_of(one) for one in (weight, x, node)]
+        if not is_plain or mode not in ("sum", "mean"):
+            continue
+        # Inside of a transform, tensors are of other classes.
+        if not all(isinstance(value, FakeTensor) for value in values):
             continue
         if indices.ndim != 2 or is_empty(x) or not table.is_floating_point():
             continue
