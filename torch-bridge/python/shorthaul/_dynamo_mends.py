@@ -53,6 +53,7 @@ def apply(is_ours: Callable[[object], bool]) -> None:
         _guard_identity,
         _log_once,
         _leave_breaks_to_warnings,
+        _break_at_padding,
     )
     if VERSION < (2, 14):
         mends += (*_older_tracers.mends(), _break_at_autograd_functions)
@@ -382,6 +383,31 @@ def _trace_inner_gradients(is_ours) -> None:
         return call_any(self, tx, args, kwargs)
 
     torch_functions.TorchInGraphFunctionVariable.call_function = call_function
+
+
+def _break_at_padding(is_ours) -> None:
+    """In inference, ``nn.TransformerEncoder`` leaves padded positions out and gives zeros there.
+
+    It does not where a tracer runs it, so the graph breaks where it asks.
+    """
+    forward = torch.nn.TransformerEncoder.forward.__code__
+    call_any = torch_functions.TorchInGraphFunctionVariable.call_function
+
+    def call_function(self, tx, args, kwargs):
+        if self.value is torch.compiler.is_compiling and tx.f_code is forward:
+            if _is_capturing(is_ours, tx) and _leaves_out_padding(tx.symbolic_locals):
+                _stop("encoder with a padding mask in inference", "it leaves padded positions out")
+        return call_any(self, tx, args, kwargs)
+
+    torch_functions.TorchInGraphFunctionVariable.call_function = call_function
+
+
+def _leaves_out_padding(local: dict[str, VariableTracker]) -> bool:
+    """Whether an encoder that has a padding mask and is in inference would use nested tensors."""
+    weights = local["self"].value.layers[0].parameters()
+    has_mask = local["mask"].is_tensor()
+    trains = torch.is_grad_enabled() and any(weight.requires_grad for weight in weights)
+    return not (has_mask or trains or torch.is_autocast_enabled("cpu"))
 
 
 #: Larger integers of modules are no counters, and may leave the range of 64 bits.

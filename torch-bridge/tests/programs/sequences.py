@@ -242,6 +242,30 @@ def transformer_encoder(wrap):
 
 
 @program(slack=5)
+def transformer_encoder_that_leaves_padding_out(wrap):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+            self.encoder = nn.TransformerEncoder(layer, 2, nn.LayerNorm(8))
+
+        def forward(self, x, padding):
+            return self.encoder(x * 2, src_key_padding_mask=padding).mean(1)
+
+    model = Model()
+    m = wrap(model)
+    paddings = torch.tensor([[[0, 0, 1, 1], [0, 0, 0, 0]], [[0, 1, 0, 1], [1, 0, 0, 0]]]).bool()
+    seen = [training(model, m, randn(2, 4, 8), padding) for padding in paddings]
+    model.eval()
+    with torch.no_grad():
+        seen += [m(torch.randn(2, 4, 8), padding) for padding in paddings]
+        whole = wrap(model.encoder)
+        seen += [whole(torch.randn(2, 4, 8), None, padding) for padding in paddings]
+        seen.append(whole(torch.randn(2, 4, 8)))
+    return [*seen, m(torch.randn(2, 4, 8), paddings[0])]
+
+
+@program(slack=5)
 def transformer_encoder_layers_in_inference(wrap):
     causal = nn.Transformer.generate_square_subsequent_mask(3)
     padding = torch.tensor([[False, False, True], [True, True, True]])
