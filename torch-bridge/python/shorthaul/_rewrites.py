@@ -171,7 +171,8 @@ def sum_bags_of_one_length(graph: fx.Graph) -> None:
         given.apply_defaults()
         x, weight, mode = (given.arguments.pop(name) for name in ("input", "weight", "mode"))
         given.arguments.pop("norm_type")  # says nothing without `max_norm`
-        is_plain = not any(value not in (None, False) for value in given.arguments.values())
+        # The number 0 is a padding.
+        is_plain = all(value is None or value is False for value in given.arguments.values())
         values = table, indices, _ = [value_of(one) for one in (weight, x, node)]
         if not is_plain or mode not in ("sum", "mean"):
             continue

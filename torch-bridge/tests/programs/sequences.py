@@ -447,9 +447,11 @@ for _mode in ("sum", "mean", "max"):
 @program(slack=3)
 def embedding_bags_of_one_length(wrap):
     options = [{"mode": "sum"}, {"mode": "mean"}, {"padding_idx": 2}, {"scale_grad_by_freq": True}]
+    options += [{"mode": "sum", "padding_idx": 0}, {"mode": "mean", "padding_idx": 0}]
     seen = []
     for given in options:
         model = nn.EmbeddingBag(6, 3, **given)
+        nn.init.normal_(model.weight)
         m = wrap(model)
         sizes = ((3, 2), (5, 4), (1, 3), (2, 1), (0, 3))
         seen += [training(model, m, torch.randint(0, 6, size)) for size in sizes]
