@@ -30,22 +30,36 @@ pub fn merge_views(graph: &mut Graph, nodes: &mut Vec<Node>) {
 /// Containers indexed by `p0·f + p1` at some dimension, because a map's parameter was split for the
 /// sake of another container, are split at that dimension too, so that indices stay plain.
 pub fn split_composite_dims(graph: &mut Graph, nodes: &mut [Node]) {
+    let mut users: BTreeMap<ContainerId, Vec<usize>> = BTreeMap::new();
+    for (at, node) in nodes.iter().enumerate() {
+        let used: BTreeSet<ContainerId> = node.reads().into_iter().chain(node.writes()).collect();
+        for id in used {
+            users.entry(id).or_default().push(at);
+        }
+    }
     let mut refused = BTreeSet::new();
-    while let Some((id, fine)) = composite_container(graph, nodes, &refused) {
+    // A node without such an index gets one only by a change.
+    let mut unseen: BTreeSet<usize> = (0..nodes.len()).collect();
+    while let Some(at) = unseen.first().copied() {
+        let Some((id, fine)) = composite_container(graph, &nodes[at], &refused) else {
+            unseen.remove(&at);
+            continue;
+        };
+        let touched = users.get(&id).map_or(&[][..], Vec::as_slice);
         let refined = constant_sizes(graph, id).and_then(|old| {
-            let refine = |node: &Node| -> Option<Node> {
-                let mut node = node.clone();
-                let touched = node.reads().contains(&id) || node.writes().contains(&id);
-                if touched {
-                    refine_node(&mut node, id, &old, &fine)?;
-                }
+            let refine = |at: &usize| -> Option<Node> {
+                let mut node = nodes[*at].clone();
+                refine_node(&mut node, id, &old, &fine)?;
                 Some(node)
             };
-            nodes.iter().map(refine).collect::<Option<Vec<_>>>()
+            touched.iter().map(refine).collect::<Option<Vec<_>>>()
         });
         match refined {
             Some(all) => {
-                nodes.clone_from_slice(&all);
+                for (at, node) in touched.iter().zip(all) {
+                    nodes[*at] = node;
+                }
+                unseen.extend(touched);
                 set_shape(graph, id, &fine);
             }
             None => {
@@ -55,48 +69,43 @@ pub fn split_composite_dims(graph: &mut Graph, nodes: &mut [Node]) {
     }
 }
 
-/// The first container, not refused before, with a dimension that some map indexes by digits, and
-/// the shape that gives each digit its own dimension.
+/// The first container, not refused before, with a dimension that a map indexes by digits, and the
+/// shape that gives each digit its own dimension.
 fn composite_container(
     graph: &Graph,
-    nodes: &[Node],
+    node: &Node,
     refused: &BTreeSet<ContainerId>,
 ) -> Option<(ContainerId, Vec<i64>)> {
-    for node in nodes {
-        let NodeKind::Map(map) = &node.kind else {
-            continue;
-        };
-        let mut found = None;
-        for_memlets(map, &mut |m| {
-            let allowed = !refused.contains(&m.container) && m.fill.is_none();
-            if found.is_some() || !allowed {
-                return;
-            }
-            let Some(sizes) = constant_sizes(graph, m.container) else {
-                return;
-            };
-            let split: Option<Vec<Vec<i64>>> = m
-                .subset
-                .iter()
-                .zip(&sizes)
-                .map(|(index, size)| match index {
-                    Index::At(e) => digit_factors(e, *size, map),
-                    Index::Data(_) => Some(vec![*size]),
-                })
-                .collect();
-            if let Some(split) = split.filter(|s| s.iter().any(|f| f.len() > 1)) {
-                let ones = |n: &i64| *n != 1;
-                found = Some((
-                    m.container,
-                    split.into_iter().flatten().filter(ones).collect(),
-                ));
-            }
-        });
-        if found.is_some() {
-            return found;
+    let NodeKind::Map(map) = &node.kind else {
+        return None;
+    };
+    let mut found = None;
+    for_memlets(map, &mut |m| {
+        let allowed = !refused.contains(&m.container) && m.fill.is_none();
+        if found.is_some() || !allowed {
+            return;
         }
-    }
-    None
+        let Some(sizes) = constant_sizes(graph, m.container) else {
+            return;
+        };
+        let split: Option<Vec<Vec<i64>>> = m
+            .subset
+            .iter()
+            .zip(&sizes)
+            .map(|(index, size)| match index {
+                Index::At(e) => digit_factors(e, *size, map),
+                Index::Data(_) => Some(vec![*size]),
+            })
+            .collect();
+        if let Some(split) = split.filter(|s| s.iter().any(|f| f.len() > 1)) {
+            let ones = |n: &i64| *n != 1;
+            found = Some((
+                m.container,
+                split.into_iter().flatten().filter(ones).collect(),
+            ));
+        }
+    });
+    found
 }
 
 /// The factors of `size` if the index is `Σ p_k·Π f_{k+1…}` with each `p_k` of size `f_k`; the size

@@ -102,7 +102,8 @@ fn merge_round(
     recipe: &Recipe,
     decisions: &mut Vec<Decision>,
 ) -> bool {
-    let mut pairs = candidate_pairs(graph, groups, &Links::new(groups));
+    let mut links = Links::new(groups);
+    let mut pairs = candidate_pairs(graph, groups, &links);
     let forbidden = overrides::forbidden(graph, recipe);
     let told = |a: usize, b: usize, groups: &[Option<Group>]| {
         let (x, y) = groups[a].as_ref().zip(groups[b].as_ref())?;
@@ -113,7 +114,7 @@ fn merge_round(
                 .filter(|take| *take),
         }
     };
-    pairs.sort_by_key(|(gain, a, b)| (told(*a, *b, groups) != Some(true), -gain, *a, *b));
+    pairs.sort_by_cached_key(|(gain, a, b)| (told(*a, *b, groups) != Some(true), -gain, *a, *b));
     let mut touched = BTreeSet::new();
     let mut refused = Vec::new();
     for (gain, a, b) in pairs {
@@ -132,8 +133,7 @@ fn merge_round(
         };
         // Merges of this round may have made a longer path.
         let merged = merged.and_then(|group| {
-            let between = Links::new(groups).path_through_another(a, b);
-            if between {
+            if links.path_through_another(a, b) {
                 Err(Obstacle::Between)
             } else {
                 Ok(group)
@@ -148,7 +148,9 @@ fn merge_round(
                     gain,
                 ));
                 groups[a] = Some(group);
-                groups[b] = None;
+                if let Some(taken) = groups[b].take() {
+                    links.join(groups, a, (b, &taken));
+                }
                 touched.extend([a, b]);
             }
             Err(obstacle) => {

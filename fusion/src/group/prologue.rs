@@ -81,6 +81,8 @@ pub(super) fn absorb(
     decisions: &mut Vec<Decision>,
 ) {
     let outputs: BTreeSet<ContainerId> = graph.outputs.iter().map(|o| o.container).collect();
+    // Those of the groups as they are, if somebody has asked since the last change.
+    let mut links = None;
     for at in 0..groups.len() {
         let Some(group) = &groups[at] else { continue };
         let Some(id) = candidate(graph, group).filter(|id| !outputs.contains(id)) else {
@@ -107,7 +109,9 @@ pub(super) fn absorb(
         let operations = elements(graph, id) * i64::from(operations(&member.node));
         let again = operations.saturating_mul(readers.len() as i64 - 1).max(0);
         let first = match (&packed, requested) {
-            (Err(_), None | Some(true)) => first_reader(graph, groups, (at, id), &readers, demand),
+            (Err(_), None | Some(true)) => {
+                first_reader(graph, groups, &mut links, (at, id), &readers, demand)
+            }
             _ => None,
         };
         let decision = match (packed, first) {
@@ -115,6 +119,7 @@ pub(super) fn absorb(
                 // The earlier decision that it is stored for a product no longer holds.
                 decisions.retain(|d| !is_stored_for_product(d, &graph.container(id).name));
                 let operands = move_into(graph, groups, (at, id), &readers);
+                links = None;
                 let done = Applied::Packed { operands };
                 Decision::applied(place, &origin, done, saved).with_cost(kept, again)
             }
@@ -122,6 +127,7 @@ pub(super) fn absorb(
                 let done = Applied::PackedFirst {
                     reader: keep_in(groups, (at, id), reader),
                 };
+                links = None;
                 Decision::applied(place, &origin, done, saved)
             }
             (Err(obstacle), None) => {
@@ -143,13 +149,14 @@ fn place(graph: &Graph, member: &Member, id: ContainerId) -> Place {
 fn first_reader(
     graph: &Graph,
     groups: &[Option<Group>],
+    links: &mut Option<Links>,
     (at, id): (usize, ContainerId),
     readers: &[usize],
     demand: Demand,
 ) -> Option<(usize, i64)> {
     let group = groups[at].as_ref()?;
     check_made(graph, &group.members[0].node, id, demand).ok()?;
-    let links = Links::new(groups);
+    let links = links.get_or_insert_with(|| Links::new(groups));
     let fits = |r: &&usize| {
         let reader = groups[**r].as_ref();
         reader.is_some_and(|reader| {

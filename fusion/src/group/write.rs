@@ -7,7 +7,7 @@ use crate::view::substitute_symbol;
 use graph::{
     ContainerId, Graph, Map, Node, NodeKind, Origin, Param, Schedule, Storage, SymExpr, Symbol,
 };
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 /// Writes groups down as kernels, in an order in which producers come first.
 pub(super) fn emit_kernels(
@@ -16,22 +16,23 @@ pub(super) fn emit_kernels(
 ) -> Result<Vec<Node>, FuseError> {
     let links = Links::new(groups);
     let outputs: BTreeSet<ContainerId> = graph.outputs.iter().map(|o| o.container).collect();
-    let mut waiting: BTreeMap<usize, usize> = BTreeMap::new();
-    for (at, group) in groups.iter().enumerate() {
-        if group.is_some() {
-            let before = links.after.iter().filter(|s| s.contains(&at)).count();
-            waiting.insert(at, before);
-        }
+    let mut n_before = vec![0_usize; groups.len()];
+    for later in links.after.iter().flatten() {
+        n_before[*later] += 1;
     }
+    let key = |at: usize| {
+        let group = groups[at].as_ref()?;
+        Some((group.stage, group.first(), at))
+    };
+    let mut waiting: BTreeSet<usize> = (0..groups.len())
+        .filter(|at| groups[*at].is_some())
+        .collect();
+    let ready = waiting.iter().filter(|at| n_before[**at] == 0);
+    let mut ready: BTreeSet<_> = ready.filter_map(|at| key(*at)).collect();
     let mut kernels = Vec::new();
     while !waiting.is_empty() {
-        let ready = waiting.iter().filter(|(_, n)| **n == 0).map(|(at, _)| *at);
-        let first = |at: &usize| {
-            let g = groups[*at].as_ref();
-            (g.map(|g| g.stage), g.map_or(0, Group::first))
-        };
-        let Some(next) = ready.min_by_key(first) else {
-            let left = waiting.keys().filter_map(|at| groups[*at].as_ref());
+        let Some((_, _, next)) = ready.pop_first() else {
+            let left = waiting.iter().filter_map(|at| groups[*at].as_ref());
             let origins: Vec<String> = left.map(|g| g.origin().to_string()).collect();
             return Err(FuseError::Circle {
                 kernels: origins.join(", "),
@@ -39,8 +40,9 @@ pub(super) fn emit_kernels(
         };
         waiting.remove(&next);
         for later in &links.after[next] {
-            if let Some(n) = waiting.get_mut(later) {
-                *n -= 1;
+            n_before[*later] -= 1;
+            if n_before[*later] == 0 {
+                ready.extend(key(*later));
             }
         }
         if let Some(group) = &groups[next] {
