@@ -80,13 +80,14 @@ def test_dynamic_says_whether_sizes_share(monkeypatch, tmp_path, shares):
     network = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32))
     model = shorthaul.module(network, dynamic=None if shares else False)
     files = []
-    for batch in (140, 280, 420):
+    for batch in (140, 280, 420, 560, 700):
         x = torch.randn(batch, 16, generator=torch.Generator().manual_seed(batch))
         for _ in range(3):
             torch.testing.assert_close(model(x), network(x), rtol=1e-5, atol=1e-6)
         files.append(_compiled_files())
     assert files[1] > files[0]
-    assert (files[2] == files[1]) == shares
+    # On some machines a product has a tile for the third size that it had for no other.
+    assert (files[4] == files[3]) == shares, files
 
 
 def test_thirty_lengths_are_traced_twice(monkeypatch, tmp_path):
