@@ -83,11 +83,17 @@ def _encoder_layer(
     def second(x):
         return F.layer_norm(x, (embed_dim,), norm_weight_2, norm_bias_2, eps)
 
+    def added(x, part):
+        # PyTorch adds in place: within autocast, the sum has the type of the part.
+        return (x + part).to(part.dtype)
+
     if norm_first:
-        x = src + attended(first(src))
-        return x + fed(second(x))
-    x = first(src + attended(src))
-    return second(x + fed(x))
+        x = added(src, attended(first(src)))
+        return added(x, fed(second(x)))
+    x = added(src, attended(src))
+    x = first(x).to(x.dtype)
+    y = added(x, fed(x))
+    return second(y).to(y.dtype)
 
 
 def _multi_head_attention(
