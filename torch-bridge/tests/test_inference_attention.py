@@ -9,10 +9,6 @@ from torch import nn
 from torch.testing import assert_close
 
 LAYERS = {
-    "encoder": lambda: nn.TransformerEncoderLayer(16, 4, 32, batch_first=True),
-    "encoder that normalizes first": lambda: nn.TransformerEncoderLayer(
-        16, 4, 32, activation="gelu", batch_first=True, norm_first=True
-    ),
     "decoder": lambda: nn.TransformerDecoderLayer(16, 4, 32, batch_first=True),
 }
 

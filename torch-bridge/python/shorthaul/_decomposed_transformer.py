@@ -1,6 +1,6 @@
-"""The operators behind the fast paths of ``nn.TransformerEncoderLayer`` and attention in inference.
+"""The operator behind the fast path of ``nn.MultiheadAttention`` in inference.
 
-Owns their definitions by simpler operators: PyTorch calls one operator for the whole layer if no
+Owns its definition by simpler operators: PyTorch calls one operator for the whole layer if no
 gradient is wanted, which would keep the layer out of the compiled step. Nested tensors stay as
 they are.
 """
@@ -42,60 +42,6 @@ def _attention(x, n_heads, weights, mask, mask_type):
     return F.linear(found, out_weight, out_bias), probabilities
 
 
-def _encoder_layer(
-    src,
-    embed_dim,
-    num_heads,
-    qkv_weight,
-    qkv_bias,
-    proj_weight,
-    proj_bias,
-    use_gelu,
-    norm_first,
-    eps,
-    norm_weight_1,
-    norm_bias_1,
-    norm_weight_2,
-    norm_bias_2,
-    ffn_weight_1,
-    ffn_bias_1,
-    ffn_weight_2,
-    ffn_bias_2,
-    mask=None,
-    mask_type=None,
-):
-    """A layer of an encoder (arXiv 1706.03762) in inference."""
-    if src.is_nested:
-        return NotImplemented
-
-    def attended(x):
-        weights = (qkv_weight, qkv_bias, proj_weight, proj_bias)
-        return _attention(x, num_heads, weights, mask, mask_type)[0]
-
-    def fed(x):
-        inner = F.linear(x, ffn_weight_1, ffn_bias_1)
-        inner = F.gelu(inner) if use_gelu else F.relu(inner)
-        return F.linear(inner, ffn_weight_2, ffn_bias_2)
-
-    def first(x):
-        return F.layer_norm(x, (embed_dim,), norm_weight_1, norm_bias_1, eps)
-
-    def second(x):
-        return F.layer_norm(x, (embed_dim,), norm_weight_2, norm_bias_2, eps)
-
-    def added(x, part):
-        # PyTorch adds in place: within autocast, the sum has the type of the part.
-        return (x + part).to(part.dtype)
-
-    if norm_first:
-        x = added(src, attended(first(src)))
-        return added(x, fed(second(x)))
-    x = added(src, attended(src))
-    x = first(x).to(x.dtype)
-    y = added(x, fed(x))
-    return second(y).to(y.dtype)
-
-
 def _multi_head_attention(
     query,
     key,
@@ -123,7 +69,6 @@ def _multi_head_attention(
 
 RULES = {
     aten._native_multi_head_attention.default: _multi_head_attention,
-    aten._transformer_encoder_layer_fwd.default: _encoder_layer,
 }
 
 __all__ = ["RULES"]
