@@ -67,8 +67,6 @@ def _multi_head_attention(
     return found, probabilities.mean(1) if average_attn_weights else probabilities
 
 
-RULES = {
-    aten._native_multi_head_attention.default: _multi_head_attention,
-}
+RULES = {aten._native_multi_head_attention.default: _multi_head_attention}
 
 __all__ = ["RULES"]

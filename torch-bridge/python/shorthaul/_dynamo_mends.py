@@ -404,8 +404,11 @@ def _break_at_padding(is_ours) -> None:
 
 def _leaves_out_padding(local: dict[str, VariableTracker]) -> bool:
     """Whether an encoder that has a padding mask and is in inference would use nested tensors."""
-    weights = local["self"].value.layers[0].parameters()
-    has_mask = local["mask"].is_tensor()
+    encoder = getattr(local["self"], "value", None)
+    if encoder is None:  # PyTorch may have another variable for modules: breaking is always right.
+        return True
+    weights = encoder.layers[0].parameters()
+    has_mask = isinstance(local["mask"].realize(), TensorVariable)
     trains = torch.is_grad_enabled() and any(weight.requires_grad for weight in weights)
     return not (has_mask or trains or torch.is_autocast_enabled("cpu"))
 
