@@ -65,8 +65,8 @@ impl TrainingInput {
         notes
     }
 
-    /// A sentence about what the rule leaves out by what it holds or is called; the option that chooses otherwise is
-    /// called `wrt`. What the exporter marked, and what operators do not read as a parameter, is no guess.
+    /// A sentence about what is left out though it may be a parameter ([`NotTrained::is_guess`]); the option that
+    /// chooses otherwise is called `wrt`.
     pub fn guessed(&self, wrt: &str) -> Option<String> {
         let guesses = self.left_out.iter().filter(|l| l.reason.is_guess());
         let guesses: Vec<LeftOut> = guesses.cloned().collect();

@@ -44,10 +44,13 @@ pub enum NotTrained {
 }
 
 impl NotTrained {
-    /// Whether it follows from neither the exporter's mark nor the operators that read the tensor.
+    /// Whether it may be a parameter all the same: neither the exporter's mark nor the operators that read it decide.
     pub fn is_guess(self) -> bool {
-        use NotTrained::{Constant, Frequency, Mask, Name, Number, Sinusoid};
-        matches!(self, Frequency | Sinusoid | Mask | Constant | Name | Number)
+        use NotTrained::{AlsoStatistic, Constant, Frequency, Mask, Name, Number, Sinusoid};
+        matches!(
+            self,
+            AlsoStatistic | Frequency | Sinusoid | Mask | Constant | Name | Number
+        )
     }
 }
 

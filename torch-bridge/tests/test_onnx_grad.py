@@ -541,3 +541,16 @@ def test_what_does_not_fit_is_said():
         shorthaul.onnx.grad(data, loss="mse", optimizer="lion")
     with pytest.raises(shorthaul.onnx.OnnxError, match="damaged"):
         shorthaul.onnx.grad(data[:-20], loss="mse")
+
+
+def test_an_array_that_is_a_statistic_and_something_else_is_named_as_not_trained():
+    helper = onnx.helper
+    value = functools.partial(helper.make_tensor_value_info, elem_type=1, shape=[2, 3])
+    norm = helper.make_node("BatchNormalization", ["x", "s", "m", "m", "v"], ["y"])
+    stored = [
+        onnx.numpy_helper.from_array(np.ones(3, np.float32), name) for name in ("s", "m", "v")
+    ]
+    graph = helper.make_graph([norm], "norm", [value("x")], [value("y")], stored)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    with pytest.warns(UserWarning, match="`m`: read as running statistics"):
+        shorthaul.onnx.grad(model, loss="mse")

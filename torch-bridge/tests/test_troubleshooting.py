@@ -31,7 +31,7 @@ RUST = (
     *("onnx/src/file/mod.rs", "onnx/src/file/write.rs", "onnx/src/optimize.rs"),
     *("onnx/src/ort.rs", "onnx/src/verify/mod.rs", "onnx/src/set_shape.rs"),
     *(f"onnx/src/edit/{name}.rs" for name in ("extract", "free", "halve", "raise")),
-    *("onnx/src/edit/rename.rs", "onnx/src/edit/request.rs"),
+    *("onnx/src/edit/rename.rs", "onnx/src/edit/request.rs", "onnx/src/rewrite/inline_all.rs"),
     *(p.relative_to(ROOT).as_posix() for p in sorted((ROOT / "cli/src").glob("*.rs"))),
 )
 

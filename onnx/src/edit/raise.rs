@@ -38,7 +38,7 @@ pub enum RaiseError {
         newest: i64,
     },
     /// Functions have versions of their own.
-    #[error("functions of a file keep their versions; `shorthaul optimize` inlines them first")]
+    #[error("functions of a file keep their versions; inline them first")]
     Functions,
     /// A node means something else in the newer version, and nothing known here says the same.
     #[error("{node}: {what}")]

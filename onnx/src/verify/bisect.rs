@@ -168,9 +168,9 @@ fn judged(
     }
 }
 
-/// That the original ran with none of the samples, if there are any.
+/// That the original ran with none of the samples, if there are several.
 fn none_run(n_given: usize) -> Option<SamplesRun> {
-    (n_given > 0).then_some(SamplesRun { n_run: 0, n_given })
+    (n_given > 1).then_some(SamplesRun { n_run: 0, n_given })
 }
 
 fn unchanged(model: &Model) -> Rewritten {
@@ -381,7 +381,7 @@ mod tests {
             samples: Some(SamplesRun { n_run, n_given }),
         };
         assert_eq!(proof.stopped, Some(expected));
-        assert_eq!(none_run(0), None);
+        assert_eq!(none_run(1), None);
     }
 
     #[test]

@@ -71,8 +71,10 @@ pub fn relation(text: &str) -> Result<SymExpr, String> {
             "`{other}` is no size of at least 0 and no name of one"
         )),
     };
+    let is_one_number = is_number(text.trim());
     let mut sum = SymExpr::constant(0);
-    for term in text.split('+') {
+    // The sign of `1e+3` joins no sizes.
+    for term in text.split(|c| c == '+' && !is_one_number) {
         let mut product = SymExpr::constant(1);
         for part in term.split('*') {
             product = product * factor(part)?;
