@@ -42,7 +42,7 @@ def _report(model, inputs, budget):
     return shorthaul.recipe(compiled, inputs).programs[0]
 
 
-@pytest.mark.parametrize(("depth", "budget"), [(3, 0.97), (3, 0.93), (9, 0.8), (12, 0.65)])
+@pytest.mark.parametrize(("depth", "budget"), [(3, 0.97), (3, 0.94), (9, 0.8), (12, 0.65)])
 def test_convolutions_keep_a_budget(depth, budget):
     torch.manual_seed(0)
     model, inputs = convolutions(depth), torch.randn(4, 3, 12, 12)
@@ -89,7 +89,7 @@ def test_dropout_drops_the_same_elements_again():
 def test_the_choice_is_a_recipe():
     torch.manual_seed(0)
     model, inputs = convolutions(), torch.randn(4, 3, 12, 12)
-    chosen = shorthaul.recipe(model, inputs, memory_budget=0.93)
+    chosen = shorthaul.recipe(model, inputs, memory_budget=0.94)
     again = shorthaul.recipe(model, inputs, recipe=shorthaul.Recipe.parse(chosen.text))
     assert again.text == chosen.text and not again.notes
     assert again.programs[0].peak_bytes == chosen.programs[0].peak_bytes
@@ -103,13 +103,13 @@ def test_the_choice_is_a_recipe():
 def test_the_report_shows_the_curve():
     torch.manual_seed(0)
     report = shorthaul.report(
-        convolutions(), torch.randn(4, 3, 12, 12), memory_budgets=[0.93, 0.01]
+        convolutions(), torch.randn(4, 3, 12, 12), memory_budgets=[0.94, 0.01]
     )
     none, some, too_little = report.data["memory_curve"]
-    assert some["peak_bytes"] <= 0.93 * none["peak_bytes"]
+    assert some["peak_bytes"] <= 0.94 * none["peak_bytes"]
     assert some["predicted_us"] > none["predicted_us"]
     assert "cannot be kept" in too_little["refused"]
-    assert "memory_budget=0.93: peak" in str(report)
+    assert "memory_budget=0.94: peak" in str(report)
 
 
 def test_bad_budgets_are_refused():
