@@ -94,10 +94,13 @@ def _plain(words: list[str]) -> tuple[str, ...]:
 @functools.cache
 def program() -> Path:
     """The program `shorthaul` of this checkout, or the one that SHORTHAUL_PROGRAM names."""
-    if named := os.environ.get("SHORTHAUL_PROGRAM"):
+    return built("shorthaul", "SHORTHAUL_PROGRAM", "--package", "shorthaul-cli")
+
+
+def built(file: str, variable: str, *what: str) -> Path:
+    """A program of this checkout, built unless the environment variable `variable` names it."""
+    if named := os.environ.get(variable):
         return Path(named)
-    subprocess.run(
-        ["cargo", "build", "--quiet", "--package", "shorthaul-cli"], cwd=ROOT, check=True
-    )
+    subprocess.run(["cargo", "build", "--quiet", *what], cwd=ROOT, check=True)
     target = Path(os.environ.get("CARGO_TARGET_DIR") or "target")
-    return ROOT / target / "debug" / "shorthaul"
+    return ROOT / target / "debug" / file

@@ -6,7 +6,6 @@ gradients are PyTorch's in float64.
 """
 
 import functools
-import os
 import subprocess
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import numpy
 import pytest
 import torch
 import torch.nn.functional as F
-from documents import ROOT
+from documents import ROOT, built
 from shorthaul.models import EXAMPLES, without_dropout
 from shorthaul.models.sequences import LstmClassifier
 from torch import nn
@@ -125,11 +124,9 @@ INPUT_NAMES = {"dlrm": ("numbers", "categories")}
 
 @functools.cache
 def program() -> Path:
-    """The example ``rust_network``, built."""
-    build = ["cargo", "build", "--quiet", "--package", "shorthaul-compiler"]
-    subprocess.run([*build, "--example", "rust_network"], cwd=ROOT, check=True)
-    target = Path(os.environ.get("CARGO_TARGET_DIR") or "target")
-    return ROOT / target / "debug" / "examples" / "rust_network"
+    """The example ``rust_network``, built unless SHORTHAUL_RUST_NETWORK names it."""
+    example = ["--package", "shorthaul-compiler", "--example", "rust_network"]
+    return built("examples/rust_network", "SHORTHAUL_RUST_NETWORK", *example)
 
 
 def stored(model):

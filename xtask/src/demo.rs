@@ -4,7 +4,7 @@
 //! only brings it up and says where they are.
 
 use crate::command::run_shown;
-use crate::python;
+use crate::python::{self, Build};
 use anyhow::Result;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ What to try next:
 pub fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
     python::require_c_compiler()?;
     let venv = python::prepare(root)?;
-    python::build_package(root, &venv)?;
+    python::build_package(root, &venv, Build::Release)?;
     let start = SystemTime::now();
     let done = run_shown(venv.module("shorthaul.demo").args(args))?;
     for picture in pictures_since(&root.join("out"), start) {

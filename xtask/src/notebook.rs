@@ -3,7 +3,7 @@
 //! Owns what is installed on demand. The notebook itself lies in `notebooks`.
 
 use crate::command::run_quiet;
-use crate::python;
+use crate::python::{self, Build};
 use anyhow::{Context, Result};
 use std::path::Path;
 use std::process::ExitCode;
@@ -17,7 +17,7 @@ const REQUIREMENTS: &str = "notebooks/requirements.txt";
 pub fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
     python::require_c_compiler()?;
     let venv = python::prepare(root)?;
-    python::build_package(root, &venv)?;
+    python::build_package(root, &venv, Build::Release)?;
     let found = run_quiet(venv.python().args(["-c", "import jupyterlab"]))?;
     if !found.is_some_and(|done| done.success) {
         println!("Installing JupyterLab ...");

@@ -191,14 +191,33 @@ pub fn install(venv: &Venv, requirements: &str) -> Result<()> {
     run_explained(pip.args(["-c", "constraints.txt", "-r", requirements]))
 }
 
-/// Builds the Python package `shorthaul` in release mode and installs it into `venv`.
-pub fn build_package(root: &Path, venv: &Venv) -> Result<()> {
+/// How the Python package is built.
+#[derive(Clone, Copy)]
+pub enum Build {
+    /// As it is shipped.
+    Release,
+    /// As the Rust tests are: in half the time, and with more checks.
+    Tested,
+}
+
+impl Build {
+    /// What tells maturin.
+    pub fn options(self) -> &'static [&'static str] {
+        match self {
+            Build::Release => &["--release"],
+            Build::Tested => &[],
+        }
+    }
+}
+
+/// Builds the Python package `shorthaul` and installs it into `venv`.
+pub fn build_package(root: &Path, venv: &Venv, build: Build) -> Result<()> {
     if !root.join("torch-bridge/pyproject.toml").is_file() {
         bail!("torch-bridge/pyproject.toml is missing: there is no Python package to build");
     }
     println!("Building the Python package ...");
     let mut maturin = venv.module("maturin");
-    maturin.args(["develop", "--release"]);
+    maturin.arg("develop").args(build.options());
     maturin.args(["--manifest-path", "torch-bridge/Cargo.toml"]);
     run_explained(&mut maturin)
 }

@@ -2,7 +2,7 @@
 //! `shorthaul` as one static file. Both are tried out: the wheel in an empty environment, the program on a small file.
 
 use crate::command::{Finished, display, run_quiet, run_shown};
-use crate::python::{self, Venv, run_explained};
+use crate::python::{self, Build, Venv, run_explained};
 use crate::test::{cargo, target_folder};
 use anyhow::{Context, Result, bail};
 use std::fs;
@@ -21,7 +21,7 @@ pub fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
     let venv = python::prepare(root)?;
     let dist = root.join("dist");
     fs::create_dir_all(&dist).with_context(|| format!("cannot make {}", dist.display()))?;
-    let wheel = build_wheel(&venv, &dist)?;
+    let wheel = build_wheel(&venv, Build::Release, &dist)?;
     try_wheel(&venv, &wheel)?;
     if from_index {
         try_from_index(root, &venv, &wheel)?;
@@ -45,12 +45,12 @@ fn summary([wheel, program]: [&Path; 2], bytes: [u64; 2]) -> String {
 }
 
 /// Builds the wheel, in a folder that has no other wheel afterwards.
-pub fn build_wheel(venv: &Venv, folder: &Path) -> Result<PathBuf> {
+pub fn build_wheel(venv: &Venv, build: Build, folder: &Path) -> Result<PathBuf> {
     for old in wheels(folder) {
         fs::remove_file(&old).with_context(|| format!("cannot remove {}", old.display()))?;
     }
     let mut maturin = venv.module("maturin");
-    maturin.args(["build", "--release"]);
+    maturin.arg("build").args(build.options());
     maturin.args(["--manifest-path", "torch-bridge/Cargo.toml", "--out"]);
     succeed(maturin.arg(folder))?;
     match wheels(folder).as_slice() {

@@ -4,7 +4,7 @@
 //! printed is `N passed, N failed` over all steps; a step without a runner of its own counts as one.
 
 use crate::command::{Finished, display, run_shown};
-use crate::python::Venv;
+use crate::python::{Build, Venv};
 use crate::tally::Tally;
 use crate::{browser, layering, python, release, tidy};
 use anyhow::{Result, bail};
@@ -167,13 +167,13 @@ fn run_python(root: &Path, steps: &mut Steps) {
     });
     let mut built = false;
     steps.run("python package", || {
-        python::build_package(root, &venv)?;
+        python::build_package(root, &venv, Build::Tested)?;
         built = true;
         Ok(Tally::one(true))
     });
     if built {
         steps.run("wheel", || {
-            let wheel = release::build_wheel(&venv, &root.join("target/wheel"))?;
+            let wheel = release::build_wheel(&venv, Build::Tested, &root.join("target/wheel"))?;
             release::try_wheel(&venv, &wheel)?;
             Ok(Tally::one(true))
         });
@@ -191,7 +191,7 @@ fn run_with_torch(root: &Path, version: &str, steps: &mut Steps) {
     let mut venv = None;
     steps.run("python package", || {
         let prepared = python::prepare_with_torch(root, version)?;
-        python::build_package(root, &prepared)?;
+        python::build_package(root, &prepared, Build::Tested)?;
         venv = Some(prepared);
         Ok(Tally::one(true))
     });
@@ -201,22 +201,39 @@ fn run_with_torch(root: &Path, version: &str, steps: &mut Steps) {
 }
 
 fn run_pytest(root: &Path, venv: &Venv, steps: &mut Steps) {
+    // It runs programs on every processor itself.
+    const PROGRAMS: &str = "torch-bridge/tests/test_programs.py";
+    steps.run("small programs", || {
+        let done = run_shown(venv.module("pytest").args(["-q", PROGRAMS]))?;
+        Ok(tally_of_runner(&done, Tally::of_pytest(&done.text)))
+    });
     steps.run("pytest", || {
-        let program = onnx_program(root)?;
+        let (program, network) = built_programs(root)?;
+        let workers = std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_WORKERS));
         let mut pytest = venv.module("pytest");
-        pytest.args(["-q", "--durations=15", "torch-bridge/tests"]);
-        let done = run_shown(pytest.env("SHORTHAUL_PROGRAM", program))?;
+        // A file's tests share what they prepare, so a file stays with one worker.
+        pytest.args(["-q", "-n", &workers.to_string(), "--dist", "loadfile"]);
+        pytest.args(["--durations=15", "--ignore", PROGRAMS, "torch-bridge/tests"]);
+        pytest.env("SHORTHAUL_PROGRAM", program);
+        let done = run_shown(pytest.env("SHORTHAUL_RUST_NETWORK", network))?;
         Ok(tally_of_runner(&done, Tally::of_pytest(&done.text)))
     });
 }
 
-/// The program `shorthaul` as the tests of its room built it, brought up to date.
-fn onnx_program(root: &Path) -> Result<PathBuf> {
+/// Each worker of pytest is a PyTorch, and keeps up to 3 GB.
+const MAX_WORKERS: usize = 4;
+
+/// The program `shorthaul` and the example `rust_network` as `cargo test` builds them, brought up to date.
+fn built_programs(root: &Path) -> Result<(PathBuf, PathBuf)> {
     let mut build = cargo(root);
-    // Cargo builds the program of a room whose tests it builds.
-    build.args(WHOLE).args(["--no-run", "--test", "bad_input"]);
+    // Cargo builds the program and the examples of a room whose tests it builds.
+    build.args(WHOLE).arg("--no-run");
     check(&mut build)?;
-    Ok(target_folder(root).join("debug/shorthaul"))
+    let folder = target_folder(root).join("debug");
+    Ok((
+        folder.join("shorthaul"),
+        folder.join("examples/rust_network"),
+    ))
 }
 
 /// What `cargo test` tests here. A part of the workspace alone would be built anew: it asks less of the crates that all

@@ -71,19 +71,70 @@ impl Number for f64 {
 
 /// The definition, straight from the index expressions.
 pub fn reference<T: Number>(c: &Contraction, a: &[T], b: &[T], len: usize) -> Vec<f64> {
+    let [of_a, of_b, of_out] = [&c.a, &c.b, &c.out].map(|op| Addresses::new(op, &c.dims));
     let mut out = vec![0.0f64; len];
     let mut at = vec![0i64; c.dims.len()];
+    let inner = at.len() - 1;
     loop {
-        if let (Some(x), Some(y), Some(z)) =
-            (address(&c.a, &at), address(&c.b, &at), address(&c.out, &at))
-        {
-            out[z] += a[x].into() * b[y].into();
+        let (mut p, mut q, mut r) = (of_a.place(&at), of_b.place(&at), of_out.place(&at));
+        for _ in 0..c.dims[inner] {
+            let (x, y, z) = (of_a.of[p], of_b.of[q], of_out.of[r]);
+            if x != NOWHERE && y != NOWHERE && z != NOWHERE {
+                out[z] += a[x].into() * b[y].into();
+            }
+            p += of_a.strides[inner];
+            q += of_b.strides[inner];
+            r += of_out.strides[inner];
         }
-        let Some(d) = (0..at.len()).rev().find(|&d| at[d] + 1 < c.dims[d]) else {
+        let Some(d) = (0..inner).rev().find(|&d| at[d] + 1 < c.dims[d]) else {
             return out;
         };
         at[d] += 1;
         at[d + 1..].fill(0);
+    }
+}
+
+/// Where a position outside a guarded axis lies.
+const NOWHERE: usize = usize::MAX;
+
+/// The address of an operand for each value of the dimensions that it depends on: most loops of a contraction move
+/// only some of its operands, and evaluating the expressions anew for each product takes minutes.
+struct Addresses {
+    /// An index of the operand's buffer, or [`NOWHERE`].
+    of: Vec<usize>,
+    /// What a step of each dimension adds to the place in `of`.
+    strides: Vec<usize>,
+}
+
+impl Addresses {
+    fn new(op: &Operand, dims: &[i64]) -> Addresses {
+        let mut used: Vec<usize> = op
+            .axes
+            .iter()
+            .flat_map(|ax| ax.terms.iter().map(|&(d, _)| d))
+            .collect();
+        used.sort_unstable();
+        used.dedup();
+        let (mut strides, mut len) = (vec![0; dims.len()], 1);
+        for &d in used.iter().rev() {
+            strides[d] = len;
+            len *= dims[d] as usize;
+        }
+        let mut at = vec![0; dims.len()];
+        let of = (0..len)
+            .map(|place| {
+                for &d in &used {
+                    at[d] = (place / strides[d]) as i64 % dims[d];
+                }
+                address(op, &at).unwrap_or(NOWHERE)
+            })
+            .collect();
+        Addresses { of, strides }
+    }
+
+    fn place(&self, at: &[i64]) -> usize {
+        let steps = self.strides.iter().zip(at);
+        steps.map(|(stride, &v)| stride * v as usize).sum()
     }
 }
 
