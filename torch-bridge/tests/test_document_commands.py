@@ -31,6 +31,7 @@ COMMANDS = [command for page in ALL for command in shell_commands(page)]
 #: Commands that this file does not run, by their first words: why, and where it is tested instead.
 NOT_RUN = {
     "cargo xtask test": "runs all tests, and so this one",
+    "cargo xtask package": "`cargo xtask test` builds the package",
     "cargo xtask demo": "installs 6 GB; torch-bridge/tests/test_demo.py trains what it trains",
     "cargo xtask notebook": "opens JupyterLab; torch-bridge/tests/test_notebook.py runs its cells",
     "cargo xtask release": "compiles for minutes; `cargo xtask test` builds and tries the wheel",

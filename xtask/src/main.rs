@@ -24,6 +24,7 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 cargo xtask test [--rust | --python]   check the house rules and run every test, or one half
 cargo xtask test --torch VERSION       test the Python package with another PyTorch, in target/torch-VERSION
+cargo xtask package                    build the Python package into .venv as the tests run it
 cargo xtask demo [ARGS...]             train on digits in PyTorch and in Shorthaul, side by side
 cargo xtask notebook [ARGS...]         open the guided tuning notebook in JupyterLab
 cargo xtask release [--from-index]     build the wheel and a static program into dist, and try them; also try
@@ -51,6 +52,7 @@ fn dispatch() -> Result<ExitCode> {
     let root = workspace_root()?;
     match args.first().map(String::as_str) {
         Some("test") => test::run(&root, test::Parts::parse(&args[1..])?),
+        Some("package") => python::package(&root).map(|_| ExitCode::SUCCESS),
         Some("demo") => demo::run(&root, &args[1..]),
         Some("notebook") => notebook::run(&root, &args[1..]),
         Some("release") => release::run(&root, &args[1..]),

@@ -210,6 +210,13 @@ impl Build {
     }
 }
 
+/// Makes the environment and builds the package into it as the tests run it, where that is not done yet.
+pub fn package(root: &Path) -> Result<Venv> {
+    let venv = prepare(root)?;
+    build_package(root, &venv, Build::Tested)?;
+    Ok(venv)
+}
+
 /// Builds the Python package `shorthaul` and installs it into `venv`.
 pub fn build_package(root: &Path, venv: &Venv, build: Build) -> Result<()> {
     if !root.join("torch-bridge/pyproject.toml").is_file() {

@@ -3,13 +3,16 @@
 //! A step that fails does not stop the later ones, so that all problems show at once. The last line
 //! printed is `N passed, N failed` over all steps; a step without a runner of its own counts as one.
 
-use crate::command::{Finished, display, run_shown};
+use crate::command::{Finished, display, run_quiet, run_shown};
 use crate::python::{Build, Venv};
 use crate::tally::Tally;
 use crate::{browser, layering, python, release, tidy};
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Which of the checks to run.
@@ -70,11 +73,13 @@ struct Step {
 /// Runs the checks and prints their sum.
 pub fn run(root: &Path, parts: Parts) -> Result<ExitCode> {
     let mut steps = Steps::default();
+    // The Rust tests do not keep every processor busy.
+    let package = (parts.rust && parts.python).then(start_package);
     if parts.rust {
         run_rust(root, &mut steps);
     }
     if parts.python {
-        run_python(root, &mut steps);
+        run_python(root, package, &mut steps);
     }
     if let Some(version) = &parts.torch {
         run_with_torch(root, version, &mut steps);
@@ -109,10 +114,30 @@ fn run_rust(root: &Path, steps: &mut Steps) {
     });
 }
 
-fn run_python(root: &Path, steps: &mut Steps) {
+/// Starts `cargo xtask package` beside what follows. Its output is shown when it is waited for.
+fn start_package() -> JoinHandle<Result<Option<Finished>>> {
+    std::thread::spawn(|| run_quiet(Command::new(std::env::current_exe()?).arg("package")))
+}
+
+fn run_python(
+    root: &Path,
+    package: Option<JoinHandle<Result<Option<Finished>>>>,
+    steps: &mut Steps,
+) {
     let mut venv = None;
-    steps.run("python environment", || {
-        venv = Some(python::prepare(root)?);
+    steps.run("python package", || {
+        if let Some(package) = package {
+            let Ok(done) = package.join() else {
+                bail!("the thread of `cargo xtask package` panicked");
+            };
+            let done = done?.context("this program is gone")?;
+            print!("{}", done.text);
+            if !done.success {
+                bail!("`cargo xtask package` ended with {}", done.ending);
+            }
+        }
+        // Nothing is done again.
+        venv = Some(python::package(root)?);
         Ok(Tally::one(true))
     });
     let Some(venv) = venv else { return };
@@ -165,26 +190,16 @@ fn run_python(root: &Path, steps: &mut Steps) {
         )?;
         Ok(tally_of_runner(&done, Tally::of_cargo_test(&done.text)))
     });
-    let mut built = false;
-    steps.run("python package", || {
-        python::build_package(root, &venv, Build::Tested)?;
-        built = true;
+    steps.run("wheel", || {
+        let wheel = release::build_wheel(&venv, Build::Tested, &root.join("target/wheel"))?;
+        release::try_wheel(&venv, &wheel)?;
         Ok(Tally::one(true))
     });
-    if built {
-        steps.run("wheel", || {
-            let wheel = release::build_wheel(&venv, Build::Tested, &root.join("target/wheel"))?;
-            release::try_wheel(&venv, &wheel)?;
-            Ok(Tally::one(true))
-        });
-    }
     steps.run("browser", || {
         browser::require()?;
         Ok(Tally::one(true))
     });
-    if built {
-        run_pytest(root, &venv, steps);
-    }
+    run_pytest(root, &venv, steps);
 }
 
 fn run_with_torch(root: &Path, version: &str, steps: &mut Steps) {
@@ -204,7 +219,10 @@ fn run_pytest(root: &Path, venv: &Venv, steps: &mut Steps) {
     // It runs programs on every processor itself.
     const PROGRAMS: &str = "torch-bridge/tests/test_programs.py";
     steps.run("small programs", || {
-        let done = run_shown(venv.module("pytest").args(["-q", PROGRAMS]))?;
+        let mut pytest = venv.module("pytest");
+        pytest.args(["-q", PROGRAMS]);
+        use_unoptimized_kernels(&mut pytest, &target_folder(root))?;
+        let done = run_shown(&mut pytest)?;
         Ok(tally_of_runner(&done, Tally::of_pytest(&done.text)))
     });
     steps.run("pytest", || {
@@ -218,6 +236,19 @@ fn run_pytest(root: &Path, venv: &Venv, steps: &mut Steps) {
         let done = run_shown(pytest.env("SHORTHAUL_RUST_NETWORK", network))?;
         Ok(tally_of_runner(&done, Tally::of_pytest(&done.text)))
     });
+}
+
+/// Lets a command compile kernels without optimization, into a cache of their own. The small programs test what is
+/// captured; with optimized kernels, a third of their time is the C compiler's. All other tests run optimized ones.
+fn use_unoptimized_kernels(command: &mut Command, target: &Path) -> Result<()> {
+    let compiler = std::env::var("SHORTHAUL_CC").unwrap_or_else(|_| "cc".to_owned());
+    let script = target.join("cc-unoptimized");
+    // Of two options, the last one counts.
+    fs::write(&script, format!("#!/bin/sh\nexec {compiler} \"$@\" -O0\n"))?;
+    fs::set_permissions(&script, Permissions::from_mode(0o755))?;
+    command.env("SHORTHAUL_CC", script);
+    command.env("SHORTHAUL_CACHE_DIR", target.join("test-cache-unoptimized"));
+    Ok(())
 }
 
 /// Each worker of pytest is a PyTorch, and keeps up to 3 GB.
