@@ -52,7 +52,8 @@ fn dispatch() -> Result<ExitCode> {
     let root = workspace_root()?;
     match args.first().map(String::as_str) {
         Some("test") => test::run(&root, test::Parts::parse(&args[1..])?),
-        Some("package") => python::package(&root).map(|_| ExitCode::SUCCESS),
+        Some("package") if args.len() == 1 => python::package(&root).map(|()| ExitCode::SUCCESS),
+        Some("package") => bail!("`cargo xtask package` takes no argument"),
         Some("demo") => demo::run(&root, &args[1..]),
         Some("notebook") => notebook::run(&root, &args[1..]),
         Some("release") => release::run(&root, &args[1..]),

@@ -7,7 +7,7 @@ use crate::command::{Finished, display, run_quiet, run_shown};
 use crate::python::{Build, Venv};
 use crate::tally::Tally;
 use crate::{browser, layering, python, release, tidy};
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -114,30 +114,28 @@ fn run_rust(root: &Path, steps: &mut Steps) {
     });
 }
 
-/// Starts `cargo xtask package` beside what follows. Its output is shown when it is waited for.
-fn start_package() -> JoinHandle<Result<Option<Finished>>> {
+/// `cargo xtask package`, running.
+type Package = JoinHandle<Result<Option<Finished>>>;
+
+/// Starts `cargo xtask package` beside what follows.
+fn start_package() -> Package {
     std::thread::spawn(|| run_quiet(Command::new(std::env::current_exe()?).arg("package")))
 }
 
-fn run_python(
-    root: &Path,
-    package: Option<JoinHandle<Result<Option<Finished>>>>,
-    steps: &mut Steps,
-) {
+/// Waits for it and shows what it said. What it could not do is tried again by the steps that need it: they report why.
+fn show_package(package: Package) {
+    if let Ok(Ok(Some(done))) = package.join() {
+        print!("{}", done.text);
+    }
+}
+
+fn run_python(root: &Path, package: Option<Package>, steps: &mut Steps) {
     let mut venv = None;
-    steps.run("python package", || {
+    steps.run("python environment", || {
         if let Some(package) = package {
-            let Ok(done) = package.join() else {
-                bail!("the thread of `cargo xtask package` panicked");
-            };
-            let done = done?.context("this program is gone")?;
-            print!("{}", done.text);
-            if !done.success {
-                bail!("`cargo xtask package` ended with {}", done.ending);
-            }
+            show_package(package);
         }
-        // Nothing is done again.
-        venv = Some(python::package(root)?);
+        venv = Some(python::prepare(root)?);
         Ok(Tally::one(true))
     });
     let Some(venv) = venv else { return };
@@ -190,16 +188,26 @@ fn run_python(
         )?;
         Ok(tally_of_runner(&done, Tally::of_cargo_test(&done.text)))
     });
-    steps.run("wheel", || {
-        let wheel = release::build_wheel(&venv, Build::Tested, &root.join("target/wheel"))?;
-        release::try_wheel(&venv, &wheel)?;
+    let mut built = false;
+    steps.run("python package", || {
+        python::build_package(root, &venv, Build::Tested)?;
+        built = true;
         Ok(Tally::one(true))
     });
+    if built {
+        steps.run("wheel", || {
+            let wheel = release::build_wheel(&venv, Build::Tested, &root.join("target/wheel"))?;
+            release::try_wheel(&venv, &wheel)?;
+            Ok(Tally::one(true))
+        });
+    }
     steps.run("browser", || {
         browser::require()?;
         Ok(Tally::one(true))
     });
-    run_pytest(root, &venv, steps);
+    if built {
+        run_pytest(root, &venv, steps);
+    }
 }
 
 fn run_with_torch(root: &Path, version: &str, steps: &mut Steps) {
@@ -216,7 +224,7 @@ fn run_with_torch(root: &Path, version: &str, steps: &mut Steps) {
 }
 
 fn run_pytest(root: &Path, venv: &Venv, steps: &mut Steps) {
-    // It runs programs on every processor itself.
+    // It runs two at a time itself.
     const PROGRAMS: &str = "torch-bridge/tests/test_programs.py";
     steps.run("small programs", || {
         let mut pytest = venv.module("pytest");
@@ -241,12 +249,16 @@ fn run_pytest(root: &Path, venv: &Venv, steps: &mut Steps) {
 /// Lets a command compile kernels without optimization, into a cache of their own. The small programs test what is
 /// captured; with optimized kernels, a third of their time is the C compiler's. All other tests run optimized ones.
 fn use_unoptimized_kernels(command: &mut Command, target: &Path) -> Result<()> {
-    let compiler = std::env::var("SHORTHAUL_CC").unwrap_or_else(|_| "cc".to_owned());
+    let named = std::env::var("SHORTHAUL_CC").ok();
+    let compiler = named
+        .filter(|name| !name.is_empty())
+        .unwrap_or_else(|| "cc".to_owned());
     let script = target.join("cc-unoptimized");
     // Of two options, the last one counts.
     fs::write(&script, format!("#!/bin/sh\nexec {compiler} \"$@\" -O0\n"))?;
     fs::set_permissions(&script, Permissions::from_mode(0o755))?;
-    command.env("SHORTHAUL_CC", script);
+    // It is read as a shell reads words.
+    command.env("SHORTHAUL_CC", format!("'{}'", script.display()));
     command.env("SHORTHAUL_CACHE_DIR", target.join("test-cache-unoptimized"));
     Ok(())
 }
@@ -254,11 +266,17 @@ fn use_unoptimized_kernels(command: &mut Command, target: &Path) -> Result<()> {
 /// Each worker of pytest is a PyTorch, and keeps up to 3 GB.
 const MAX_WORKERS: usize = 4;
 
-/// The program `shorthaul` and the example `rust_network` as `cargo test` builds them, brought up to date.
+/// The program `shorthaul` and the example `rust_network`, brought up to date: `cargo test` builds them too.
 fn built_programs(root: &Path) -> Result<(PathBuf, PathBuf)> {
     let mut build = cargo(root);
-    // Cargo builds the program and the examples of a room whose tests it builds.
-    build.args(WHOLE).arg("--no-run");
+    build.args([
+        "build",
+        "--workspace",
+        "--bin",
+        "shorthaul",
+        "--example",
+        "rust_network",
+    ]);
     check(&mut build)?;
     let folder = target_folder(root).join("debug");
     Ok((

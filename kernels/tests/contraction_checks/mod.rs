@@ -126,7 +126,9 @@ impl Addresses {
                 for &d in &used {
                     at[d] = (place / strides[d]) as i64 % dims[d];
                 }
-                address(op, &at).unwrap_or(NOWHERE)
+                let found = address(op, &at);
+                assert_ne!(found, Some(NOWHERE), "an address before the first");
+                found.unwrap_or(NOWHERE)
             })
             .collect();
         Addresses { of, strides }
