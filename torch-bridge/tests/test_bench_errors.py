@@ -70,6 +70,16 @@ def test_a_peer_without_gradients_says_why(monkeypatch):
     assert "<td>failed</td>" in page.page([result], [{}])
 
 
+def test_without_exact_gradients_every_variant_says_why(monkeypatch):
+    def broken(setting, variant, *given):
+        raise MemoryError("no room\nand more")
+
+    monkeypatch.setattr(accuracy, "_gradients", broken)
+    found = accuracy.gradient_errors(Setting("digits_cnn", 4, 2), ["shorthaul", "eager"])
+    said = {"error": "eager in float64: MemoryError: no room"}
+    assert found == {"shorthaul": said, "eager": said}
+
+
 def test_errors_are_of_gradients_below_float64(capsys):
     for asked, said in ((["--mode", "forward"], "gradients"), (["--dtype", "f64"], "f64")):
         with pytest.raises(SystemExit):

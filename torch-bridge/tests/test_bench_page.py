@@ -114,7 +114,8 @@ def test_a_page_from_files_measures_nothing(tmp_path, monkeypatch, capsys):
 
 
 def test_a_page_from_files_needs_a_path_and_no_networks(tmp_path, capsys):
-    for asked in (["--page-from", "a.json"], ["lstm", "--page-from", "a.json", "--html", "b"]):
+    drawn = ["--page-from", "a.json", "--html", "b"]
+    for asked in (drawn[:2], ["lstm", *drawn], [*drawn, "--json", "c"], [*drawn, "--compare", "c"]):
         with pytest.raises(SystemExit):
             parse(asked)
         assert "--page-from" in capsys.readouterr().err

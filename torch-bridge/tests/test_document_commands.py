@@ -34,7 +34,7 @@ NOT_RUN = {
     "cargo xtask package": "`cargo xtask test` builds the package",
     "cargo xtask demo": "installs 6 GB; torch-bridge/tests/test_demo.py trains what it trains",
     "cargo xtask notebook": "opens JupyterLab; torch-bridge/tests/test_notebook.py runs its cells",
-    "cargo xtask release": "compiles for minutes; `cargo xtask test` tries a wheel of another profile",
+    "cargo xtask release": "compiles for minutes; `cargo xtask test` tries another wheel",
     "cargo xtask onnx-coverage": "takes minutes; `cargo xtask test` compares the page with it",
     "pip install dist/": "`cargo xtask test` installs the wheel: xtask/src/release.rs",
     "cargo install --path cli": "compiles for minutes; `cargo xtask test` builds that program",

@@ -94,13 +94,16 @@ def gradient_errors(setting: Setting, variants: list[str]) -> dict[str, dict[str
     torch.set_num_threads(setting.threads)
     torch.manual_seed(0)
     model, inputs = without_dropout(model_of(setting)), inputs_of(setting)
-    exact = _gradients(setting, "float64", model, inputs)
+    try:
+        exact = _gradients(setting, "float64", model, inputs)
+    except Exception as error:
+        return dict.fromkeys(variants, {"error": "eager in float64: " + _said(error)})
     found = {}
     for variant in variants:
         try:
             own = _gradients(setting, variant, model, inputs)
         except Exception as error:
-            found[variant] = {"error": f"{type(error).__name__}: {error}".partition("\n")[0][:300]}
+            found[variant] = {"error": _said(error)}
             continue
         errors = [
             ((own[name] - x).abs().max() / x.abs().max()).item()
@@ -109,6 +112,10 @@ def gradient_errors(setting: Setting, variants: list[str]) -> dict[str, dict[str
         ]
         found[variant] = {"median": statistics.median(errors), "largest": max(errors)}
     return found
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:300]
 
 
 def _gradients(setting: Setting, variant: str, model: nn.Module, inputs) -> dict[str, torch.Tensor]:

@@ -91,8 +91,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     if options.list:
         return options
     if options.page_from:
-        if options.names or not options.html:
-            parser.error("--page-from FILE... measures nothing: give --html, and no networks")
+        if options.names or not options.html or options.json or options.compare:
+            parser.error("--page-from FILE... measures nothing: give --html, and nothing else")
         return options
     if "all" in options.names:
         options.names = list(EXAMPLES)
