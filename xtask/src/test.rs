@@ -247,7 +247,7 @@ fn run_pytest(root: &Path, venv: &Venv, steps: &mut Steps) {
 }
 
 /// Lets a command compile kernels without optimization, into a cache of their own. The small programs test what is
-/// captured; with optimized kernels, a third of their time is the C compiler's. All other tests run optimized ones.
+/// captured, and optimized kernels would add a third to their time. The other tests of the package run optimized ones.
 fn use_unoptimized_kernels(command: &mut Command, target: &Path) -> Result<()> {
     let named = std::env::var("SHORTHAUL_CC").ok();
     let compiler = named
