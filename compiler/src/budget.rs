@@ -9,6 +9,7 @@
 use crate::error::CompileError;
 use crate::plan::{Finish, Plan, PlanOptions};
 use crate::report::Memory;
+use crate::usual::{self, Chosen};
 use fusion::{Choice, Copies, Fused, PlannedRecomputation, RecomputeProblem, Target};
 use graph::Graph;
 use kernels::features;
@@ -97,9 +98,10 @@ pub(crate) fn fit(
     limit: &Limit,
 ) -> Result<Plan, CompileError> {
     let problem = RecomputeProblem::new(expanded, &options.recipe, &options.speed());
-    let pinned = problem.pinned();
     let settings = (options, limit);
-    let first = Trial::new(expanded, finish, settings, &problem, &pinned)?;
+    let usual = usual::choose(expanded, finish, options, &problem)?;
+    let default = usual.choice.clone();
+    let first = Trial::new(expanded, settings, &problem, usual)?;
     let default_bytes = first.peak_bytes;
     let budget_bytes = match limit.budget {
         MemoryBudget::Bytes(bytes) => bytes,
@@ -115,16 +117,21 @@ pub(crate) fn fit(
         }),
         ..trial.plan
     };
-    if default_bytes <= budget_bytes || first.plan.step.gradient_inputs.is_empty() {
-        return Ok(kept(first, 0.0, 0.0));
-    }
     let least_us = |choice: &Choice| {
         let as_few = problem.solve(problem.cost(choice).kept_bytes);
         as_few.map_or(f64::INFINITY, |s| s.bound_us)
     };
+    if default_bytes <= budget_bytes || first.plan.step.gradient_inputs.is_empty() {
+        let us = problem.cost(&default).us;
+        return Ok(kept(first, us, least_us(&default).min(us)));
+    }
     let mut search = Search {
         expanded,
-        trial: &|choice| Trial::new(expanded, finish, settings, &problem, choice),
+        default: &default,
+        trial: &|choice| {
+            let chosen = Chosen::new(expanded, finish, &problem, choice.clone())?;
+            Trial::new(expanded, settings, &problem, chosen)
+        },
         budget_bytes,
         best: None,
         least_bytes: default_bytes,
@@ -165,6 +172,8 @@ enum Estimates {
 /// Plans for limits of estimated memory.
 struct Search<'a> {
     expanded: &'a Fused,
+    /// The choice without a budget.
+    default: &'a Choice,
     trial: &'a dyn Fn(&Choice) -> Result<Trial, CompileError>,
     budget_bytes: usize,
     /// The plan that adds the least time, of those that keep the budget.
@@ -183,7 +192,7 @@ impl Search<'_> {
         estimates: Estimates,
     ) -> Result<(), CompileError> {
         let budget = self.budget_bytes as i64;
-        let mut limit = budget - default_bytes as i64 + problem.peak_bytes(&problem.pinned());
+        let mut limit = budget - default_bytes as i64 + problem.peak_bytes(self.default);
         let (mut fits, mut too_much): (Option<i64>, Option<i64>) = (None, None);
         let mut factor = 1;
         let mut seen: Vec<Choice> = Vec::new();
@@ -253,14 +262,16 @@ struct Trial {
 impl Trial {
     fn new(
         expanded: &Fused,
-        finish: &Finish<'_>,
         (options, limit): (&PlanOptions, &Limit),
         problem: &RecomputeProblem,
-        choice: &Choice,
+        chosen: Chosen,
     ) -> Result<Trial, CompileError> {
-        let (chosen, copies) = problem.apply(expanded.clone(), choice);
-        let mut plan = finish.plan(chosen)?;
-        for (place, take) in problem.recipe(expanded, choice) {
+        let Chosen {
+            mut plan,
+            choice,
+            copies,
+        } = chosen;
+        for (place, take) in problem.recipe(expanded, &choice) {
             plan.recipe.tell(place, take);
         }
         Ok(Trial {

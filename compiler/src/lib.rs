@@ -29,6 +29,7 @@ pub mod tuning;
 pub mod tuning_database;
 pub mod undone;
 mod update_groups;
+mod usual;
 
 pub use error::CompileError;
 pub use executable::Executable;

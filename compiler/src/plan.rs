@@ -8,9 +8,10 @@ use crate::boundary;
 use crate::budget::{self, KeptBudget, Limit};
 use crate::error::{CompileError, check};
 use crate::recipe::{Unmet, unmet};
+use crate::usual;
 use autodiff::Request;
 use fusion::{Applied, Decision, Fused, RecomputeProblem, Refusal, Speed, Target};
-use graph::{Bindings, ContainerId, Graph, Machine, Recipe, SymExpr};
+use graph::{Bindings, ContainerId, Graph, Machine, Place, Recipe, SymExpr};
 use layouts::Assignment;
 use serde::Serialize;
 
@@ -154,8 +155,12 @@ impl Step {
             return budget::fit(&expanded, &finish, options, limit);
         }
         let problem = RecomputeProblem::new(&expanded, recipe, &options.speed());
-        let pinned = problem.pinned();
-        finish.plan(problem.apply(expanded, &pinned).0)
+        let chosen = usual::choose(&expanded, &finish, options, &problem)?;
+        let recomputation = problem.recipe(&expanded, &chosen.choice);
+        Ok(Plan {
+            recomputation,
+            ..chosen.plan
+        })
     }
 }
 
@@ -195,6 +200,7 @@ impl Finish<'_> {
             graph,
             unmet: unmet(recipe, &decisions),
             recipe: recipe.clone(),
+            recomputation: Vec::new(),
             notes: Vec::new(),
             machine: self.options.machine,
             budget: None,
@@ -306,6 +312,8 @@ pub struct Plan {
     pub decisions: Vec<Decision>,
     /// What it was told to decide otherwise, and what its memory budget decided.
     pub recipe: Recipe,
+    /// What a recipe must say so that the same values are computed again, where no budget was given.
+    pub recomputation: Vec<(Place, bool)>,
     /// How its memory budget was kept, if it has one.
     pub budget: Option<KeptBudget>,
     /// The machine it is for, where it was measured.

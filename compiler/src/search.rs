@@ -74,7 +74,11 @@ pub fn search(
     max_plans: usize,
 ) -> Result<Searched, CompileError> {
     let place = (Target::Cpu, threads);
-    let greedy = planned(step, sizes, place, choices)?;
+    let mut greedy = planned(step, sizes, place, choices)?;
+    // What is computed again stays so: a search by time alone would keep it.
+    for (place, take) in std::mem::take(&mut greedy.recomputation) {
+        greedy.recipe.tell(place, take);
+    }
     let report = Report::of_plan(&greedy, threads)?;
     let start_us = predicted_us(&report);
     let options = PlanOptions {

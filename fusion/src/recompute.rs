@@ -6,9 +6,10 @@
 //! Legal because every transient container is written once, by values that do not change afterwards, and random
 //! numbers are functions of seed and position. Frees the bytes of `t` between the passes; costs the unit's
 //! time again. [`Problem`] is the choice of what to keep: `solve` answers it under a limit of kept bytes, `within` under
-//! a limit of memory at every moment.
+//! a limit of memory at every moment, and `by_default` without a limit.
 
 mod apply;
+mod default;
 mod obstacle;
 mod solve;
 mod timeline;
@@ -106,6 +107,10 @@ pub struct Problem {
     values: Vec<Value>,
     /// The nodes of the backward pass in order.
     backward: Vec<BackwardNode>,
+    /// Microseconds of all nodes of the step.
+    step_us: f64,
+    /// Microseconds of moving a byte.
+    byte_us: f64,
     /// Containers that were in memory in the plans so far.
     in_memory: BTreeSet<ContainerId>,
     /// Containers whose copies were.
@@ -117,13 +122,8 @@ pub struct Problem {
 pub struct Choice {
     /// Units that run again, by number.
     copied: BTreeSet<usize>,
-}
-
-impl Choice {
-    /// Whether nothing is computed again.
-    pub fn is_empty(&self) -> bool {
-        self.copied.is_empty()
-    }
+    /// Whether it was made to keep a memory budget.
+    is_for_budget: bool,
 }
 
 /// Containers of the backward pass with those of the forward pass that they are copies of.
@@ -154,6 +154,8 @@ impl Problem {
             units: Vec::new(),
             values: Vec::new(),
             backward: Vec::new(),
+            step_us: nodes.iter().map(|n| unit_us(graph, n, speed)).sum(),
+            byte_us: speed.us(1, 0, false),
             in_memory: BTreeSet::new(),
             copies_in_memory: BTreeSet::new(),
         };
@@ -190,10 +192,7 @@ impl Problem {
                     .iter()
                     .filter_map(|id| numbers.get(id).copied())
                     .collect(),
-                us: match is_view {
-                    true => 0.0,
-                    false => speed.us(moved, operations, is_contraction(node)),
-                },
+                us: unit_us(graph, node, speed),
                 bytes: moved,
                 operations,
                 is_ours: is_view || matches!(node.kind, NodeKind::Map(_)),
@@ -337,11 +336,11 @@ impl Problem {
                 if value.bytes == 0 && value.pinned.is_none() {
                     continue;
                 }
-                let obstacle = match (value.pinned, unit.is_ours, choice.is_empty()) {
+                let obstacle = match (value.pinned, unit.is_ours, choice.is_for_budget) {
                     (Some(false), ..) => Obstacle::ByRecipe,
                     (_, false, _) => Obstacle::Called,
-                    (.., true) => Obstacle::Unasked,
-                    (.., false) => Obstacle::Cheaper,
+                    (.., true) => Obstacle::Cheaper,
+                    (.., false) => Obstacle::Unasked,
                 };
                 let refusal = Refusal::Kept(obstacle);
                 Decision::refused(place, &node.origin, refusal, -unit.bytes)
@@ -351,17 +350,20 @@ impl Problem {
         decisions
     }
 
-    /// What a recipe must say so that it gives a choice again, in order of places.
+    /// What a recipe must say so that it gives a choice again, whatever is computed again by default; in order of
+    /// places.
     pub fn recipe(&self, expanded: &Fused, choice: &Choice) -> Vec<(Place, bool)> {
         let graph = &expanded.graph;
         let nodes = graph.single_state().map_or(&[][..], |s| &s.nodes);
         let needed = self.needed(choice);
         let of_value = |(v, value): (usize, &Value)| {
+            let unit = &self.units[value.unit];
             let is_copied = choice.copied.contains(&value.unit);
-            let newly_kept = !is_copied && !value.crosses && value.bytes > 0;
-            let node = &nodes[self.units[value.unit].at];
-            let place = place(graph, node, value.id);
-            (needed[v] && (is_copied || newly_kept)).then_some((place, is_copied))
+            let newly_kept = !value.crosses && value.bytes > 0;
+            let may_change = unit.is_ours && value.bytes >= default::MIN_BYTES;
+            let is_said = is_copied || newly_kept || may_change;
+            let place = place(graph, &nodes[unit.at], value.id);
+            (needed[v] && is_said).then_some((place, is_copied))
         };
         self.values
             .iter()
@@ -386,6 +388,15 @@ fn work(graph: &Graph, node: &Node) -> (i64, i64) {
         points(map).saturating_mul(each)
     });
     (moved, operations)
+}
+
+/// Microseconds of a unit before fusion. Views take none.
+fn unit_us(graph: &Graph, node: &Node, speed: &Speed) -> f64 {
+    if is_reshape(node) {
+        return 0.0;
+    }
+    let (moved, operations) = work(graph, node);
+    speed.us(moved, operations, is_contraction(node))
 }
 
 fn is_reshape(node: &Node) -> bool {

@@ -6,7 +6,9 @@ use crate::decision::Weighed;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // The messages say it.
 pub enum Obstacle {
-    #[error("no memory budget needs its bytes")]
+    #[error(
+        "without a memory budget, only what frees much memory in little time is computed again"
+    )]
     Unasked,
     #[error("other values keep the memory budget at less cost")]
     Cheaper,

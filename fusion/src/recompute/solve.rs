@@ -118,7 +118,7 @@ impl Problem {
 
     /// The best choice where a kept byte has a price in microseconds, what it costs, and its time and price
     /// together.
-    fn cut(&self, price: f64, pinned: &[Option<bool>]) -> (Choice, Cost, f64) {
+    pub(super) fn cut(&self, price: f64, pinned: &[Option<bool>]) -> (Choice, Cost, f64) {
         let mut network: DiGraph<(), u64> = DiGraph::new();
         let (source, sink) = (network.add_node(()), network.add_node(()));
         let needs: Vec<NodeIndex> = self.values.iter().map(|_| network.add_node(())).collect();
@@ -163,6 +163,7 @@ impl Problem {
         let copied = (0..self.units.len()).filter(|n| reached.contains(&runs[*n]));
         let choice = Choice {
             copied: copied.collect(),
+            is_for_budget: false,
         };
         let cost = self.cost(&choice);
         let total = cost.us + price * cost.kept_bytes as f64;

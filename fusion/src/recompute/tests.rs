@@ -105,6 +105,94 @@ fn a_limit_is_kept_and_the_choice_is_a_recipe() {
     assert_eq!(infeasible.least_bytes, 0);
 }
 
+/// `h = x·w`, `g = exp(h)`, `y = g·v`; in the backward pass the gradients with respect to `v` and `h` for rows of
+/// so many numbers. `g` and `h` are kept.
+fn layer(rows: usize) -> Fused {
+    let containers = format!(
+        "%x: f32[{rows}, 512] input
+    %w: f32[512, 512] input
+    %v: f32[512, 512] input
+    %dy: f32[{rows}, 512] input
+    %h: f32[{rows}, 512]
+    %g: f32[{rows}, 512]
+    %y: f32[{rows}, 512]
+    %dv: f32[512, 512]
+    %dg: f32[{rows}, 512]
+    %dh: f32[{rows}, 512]"
+    );
+    let product = |n: usize, k: usize, stage: &str, tasklet: &str| {
+        format!("map [i < {n}, j < 512, k < {k}] {stage} {{ tasklet {tasklet} {stage} }}\n")
+    };
+    let forward = product(
+        rows,
+        512,
+        "",
+        "%h[i, j] (sum) = $0 * $1 from %x[i, k], %w[k, j]",
+    ) + &format!(
+        "map [i < {rows}, j < 512] {{ tasklet %g[i, j] = exp($0) from %h[i, j] }}\n"
+    ) + &product(
+        rows,
+        512,
+        "",
+        "%y[i, j] (sum) = $0 * $1 from %g[i, k], %v[k, j]",
+    );
+    let later = "!backward";
+    let backward = product(
+        512,
+        rows,
+        later,
+        "%dv[i, j] (sum) = $0 * $1 from %g[k, i], %dy[k, j]",
+    ) + &product(
+        rows,
+        512,
+        later,
+        "%dg[i, j] (sum) = $0 * $1 from %dy[i, k], %v[j, k]",
+    ) + &format!(
+        "map [i < {rows}, j < 512] !backward {{ tasklet %dh[i, j] = $0 * exp($1) from %dg[i, j], %h[i, j] !backward }}"
+    );
+    Fused {
+        graph: graph(&containers, &(forward + &backward), "%y, %dv, %dh"),
+        decisions: Vec::new(),
+    }
+}
+
+/// What is kept of a layer without a budget, and what the decisions say.
+fn kept_by_default(rows: usize, recipe: &Recipe, speed: &Speed) -> (Vec<String>, Vec<String>) {
+    let before = layer(rows);
+    let problem = Problem::new(&before, recipe, speed);
+    let (after, _) = problem.apply(before, &problem.by_default());
+    graph::verify(&after.graph).unwrap_or_else(|e| panic!("{e:?}\n{}", after.graph));
+    let said = after.decisions.iter().map(|d| format!("{d:?}")).collect();
+    (kept(&after.graph), said)
+}
+
+#[test]
+fn without_a_budget_large_values_that_take_little_time_are_computed_again() {
+    let recipe = Recipe::default();
+    // Products take 13 ms each and `exp` 100 us, of which 4 bytes are read and written in a nanosecond.
+    let speed = Speed {
+        bytes_per_us: 40_000.0,
+        product_operations_per_us: 40_000.0,
+        loop_operations_per_us: 1e9,
+    };
+    let (kept, said) = kept_by_default(1024, &recipe, &speed);
+    assert_eq!(kept, ["h"], "{said:?}");
+    // The result of a product takes as long as the product.
+    assert!(said.iter().any(|d| d.contains("Unasked")), "{said:?}");
+    // Half a MiB.
+    assert_eq!(kept_by_default(256, &recipe, &speed).0, ["h", "g"]);
+    // `exp` would take a third of the step.
+    let slow_memory = Speed {
+        bytes_per_us: 100.0,
+        ..speed
+    };
+    assert_eq!(kept_by_default(1024, &recipe, &slow_memory).0, ["h", "g"]);
+    // A recipe has the last word.
+    let mut forbidden = Recipe::default();
+    forbidden.tell(place(&layer(1024).graph, 1, "g"), false);
+    assert_eq!(kept_by_default(1024, &forbidden, &speed).0, ["h", "g"]);
+}
+
 /// A problem of some units in which each reads some of the values before it. Its backward pass reads them in turn.
 fn random_problem(seed: u64) -> Problem {
     let mut n = 0;
@@ -117,6 +205,8 @@ fn random_problem(seed: u64) -> Problem {
         units: Vec::new(),
         values: Vec::new(),
         backward: Vec::new(),
+        step_us: 100.0,
+        byte_us: 0.1,
         in_memory: BTreeSet::new(),
         copies_in_memory: BTreeSet::new(),
     };
@@ -169,6 +259,7 @@ fn choices(problem: &Problem) -> Vec<Choice> {
             .filter(|k| bits >> k & 1 == 1)
             .map(|k| ours[k])
             .collect(),
+        is_for_budget: false,
     };
     (0..1 << ours.len()).map(of_bits).collect()
 }

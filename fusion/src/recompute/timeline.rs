@@ -175,12 +175,25 @@ impl Problem {
             (above, us, choice)
         });
         let best = found.min_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
-        let choice = best.map_or_else(Choice::default, |b| b.2);
+        let mut choice = best.map_or_else(Choice::default, |b| b.2);
+        choice.is_for_budget = true;
         Planned {
             cost: self.cost(&choice),
             peak_bytes: self.peak_bytes(&choice),
             choice,
         }
+    }
+
+    /// A choice without the units, beside `pinned`, that the estimated memory stays within `limit` without.
+    pub(super) fn without_idle(&self, choice: Choice, pinned: &Choice, limit: i64) -> Choice {
+        let mut search = Search {
+            problem: self,
+            limit,
+            pinned: pinned.clone(),
+            profiles: 0,
+        };
+        let choice = search.without_idle(choice);
+        self.trimmed(choice)
     }
 
     /// A choice without units whose values nobody needs.
