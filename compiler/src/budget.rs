@@ -11,7 +11,7 @@ use crate::plan::{Finish, Plan, PlanOptions};
 use crate::report::Memory;
 use crate::usual::{self, Chosen};
 use fusion::{Choice, Copies, Fused, PlannedRecomputation, RecomputeProblem, Target};
-use graph::Graph;
+use graph::{Graph, Rewrite};
 use kernels::features;
 use kernels::lowering::lower;
 use serde::Serialize;
@@ -102,7 +102,12 @@ pub(crate) fn fit(
     let usual = usual::choose(expanded, finish, options, &problem)?;
     let default = usual.choice.clone();
     let first = Trial::new(expanded, settings, &problem, usual)?;
-    let default_bytes = first.peak_bytes;
+    let default_bytes = match limit.budget {
+        MemoryBudget::Bytes(_) => first.peak_bytes,
+        MemoryBudget::Fraction(_) => {
+            usual_bytes(expanded, finish, settings)?.unwrap_or(first.peak_bytes)
+        }
+    };
     let budget_bytes = match limit.budget {
         MemoryBudget::Bytes(bytes) => bytes,
         MemoryBudget::Fraction(part) => (default_bytes as f64 * part) as usize,
@@ -121,7 +126,7 @@ pub(crate) fn fit(
         let as_few = problem.solve(problem.cost(choice).kept_bytes);
         as_few.map_or(f64::INFINITY, |s| s.bound_us)
     };
-    if default_bytes <= budget_bytes || first.plan.step.gradient_inputs.is_empty() {
+    if first.peak_bytes <= budget_bytes || first.plan.step.gradient_inputs.is_empty() {
         let us = problem.cost(&default).us;
         return Ok(kept(first, us, least_us(&default).min(us)));
     }
@@ -160,6 +165,25 @@ pub(crate) fn fit(
     Ok(kept(trial, planned.cost.us, least_us))
 }
 
+/// Memory that the step takes without a budget, where the recipe says what to compute again: such a recipe may
+/// come from a budget itself, whose fraction would count twice.
+fn usual_bytes(
+    expanded: &Fused,
+    finish: &Finish<'_>,
+    (options, limit): (&PlanOptions, &Limit),
+) -> Result<Option<usize>, CompileError> {
+    let mut recipe = options.recipe.clone();
+    recipe.retain(|place| place.rewrite != Rewrite::Recompute);
+    if recipe == options.recipe {
+        return Ok(None);
+    }
+    let problem = RecomputeProblem::new(expanded, &recipe, &options.speed());
+    let usual = usual::choose(expanded, finish, options, &problem)?;
+    Ok(Some(
+        memory(&usual.plan.graph, options.target, limit)?.peak_bytes(),
+    ))
+}
+
 /// What the memory of a choice is estimated from.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Estimates {
@@ -178,7 +202,7 @@ struct Search<'a> {
     budget_bytes: usize,
     /// The plan that adds the least time, of those that keep the budget.
     best: Option<(Trial, PlannedRecomputation)>,
-    /// Least memory of the plan without choices and those of the scan.
+    /// Least memory of the plan without a budget and those of the scan.
     least_bytes: usize,
 }
 

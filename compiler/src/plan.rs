@@ -8,7 +8,7 @@ use crate::boundary;
 use crate::budget::{self, KeptBudget, Limit};
 use crate::error::{CompileError, check};
 use crate::recipe::{Unmet, unmet};
-use crate::usual;
+use crate::usual::{self, Chosen};
 use autodiff::Request;
 use fusion::{Applied, Decision, Fused, RecomputeProblem, Refusal, Speed, Target};
 use graph::{Bindings, ContainerId, Graph, Machine, Place, Recipe, SymExpr};
@@ -155,10 +155,23 @@ impl Step {
             return budget::fit(&expanded, &finish, options, limit);
         }
         let problem = RecomputeProblem::new(&expanded, recipe, &options.speed());
+        if let Some(known) = &options.recomputation {
+            let mut decided = recipe.clone();
+            for (place, take) in known {
+                if decided.override_for(|| place.clone()).is_none() {
+                    decided.tell(place.clone(), *take);
+                }
+            }
+            let choice = RecomputeProblem::new(&expanded, &decided, &options.speed()).pinned();
+            let chosen = Chosen::new(&expanded, &finish, &problem, choice)?;
+            return Ok(Plan {
+                recomputation: known.clone(),
+                ..chosen.plan
+            });
+        }
         let chosen = usual::choose(&expanded, &finish, options, &problem)?;
-        let recomputation = problem.recipe(&expanded, &chosen.choice);
         Ok(Plan {
-            recomputation,
+            recomputation: problem.recipe(&expanded, &chosen.choice),
             ..chosen.plan
         })
     }
@@ -210,6 +223,9 @@ impl Finish<'_> {
     }
 }
 
+/// Values to compute again (`true`) and values to keep (`false`), as a recipe says it.
+pub type Recomputation = Vec<(Place, bool)>;
+
 /// How a step is planned.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PlanOptions {
@@ -223,6 +239,8 @@ pub struct PlanOptions {
     pub threads: usize,
     /// How much memory intermediate results may take.
     pub limit: Option<Limit>,
+    /// Without a limit: what to compute again, where another size of the step has decided that.
+    pub recomputation: Option<Recomputation>,
 }
 
 impl PlanOptions {
@@ -313,7 +331,7 @@ pub struct Plan {
     /// What it was told to decide otherwise, and what its memory budget decided.
     pub recipe: Recipe,
     /// What a recipe must say so that the same values are computed again, where no budget was given.
-    pub recomputation: Vec<(Place, bool)>,
+    pub recomputation: Recomputation,
     /// How its memory budget was kept, if it has one.
     pub budget: Option<KeptBudget>,
     /// The machine it is for, where it was measured.

@@ -75,9 +75,10 @@ pub fn search(
 ) -> Result<Searched, CompileError> {
     let place = (Target::Cpu, threads);
     let mut greedy = planned(step, sizes, place, choices)?;
-    // What is computed again stays so: a search by time alone would keep it.
-    for (place, take) in std::mem::take(&mut greedy.recomputation) {
-        greedy.recipe.tell(place, take);
+    // What is computed again stays so. A search by time alone would undo it, since that saves time but no memory.
+    let recomputation = std::mem::take(&mut greedy.recomputation);
+    for (place, take) in &recomputation {
+        greedy.recipe.tell(place.clone(), *take);
     }
     let report = Report::of_plan(&greedy, threads)?;
     let start_us = predicted_us(&report);
@@ -111,6 +112,13 @@ pub fn search(
         if kept {
             (told, found_us) = (next, us);
         }
+    }
+    // Without these, the step with the changes could compute something else again.
+    if !told.is_empty() {
+        let told_too = recomputation
+            .into_iter()
+            .map(|(place, take)| (place, Told::Take(take)));
+        told.extend(told_too);
     }
     Ok(Searched {
         n_untried: changes.len().saturating_sub(tried.len()),

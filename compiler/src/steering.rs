@@ -5,7 +5,7 @@
 
 use crate::budget::{KeptBudget, Limit, MemoryBudget};
 use crate::error::CompileError;
-use crate::plan::{Plan, PlanOptions, Step};
+use crate::plan::{Plan, PlanOptions, Recomputation, Step};
 use crate::recipe::{Entry, RecipeFile, fingerprint};
 use crate::report::{KernelReport, Memory, Report, planning_target};
 use crate::torch::Captured;
@@ -53,7 +53,12 @@ impl Captured {
         choices: &Choices,
     ) -> Result<Plan, CompileError> {
         let step = self.step(wrt)?;
-        planned(&step, sizes, (target, threads), choices)
+        let known = self.recomputation(wrt).filter(|_| target == Target::Cpu);
+        let plan = planned_like(&step, sizes, (target, threads), choices, known)?;
+        if target == Target::Cpu {
+            self.recompute_so(wrt, &plan.recomputation);
+        }
+        Ok(plan)
     }
 }
 
@@ -64,13 +69,25 @@ impl Captured {
 pub fn planned(
     step: &Step,
     sizes: &graph::Bindings,
+    place: (Target, usize),
+    choices: &Choices,
+) -> Result<Plan, CompileError> {
+    planned_like(step, sizes, place, choices, None)
+}
+
+/// The same, with what another program of the step computes again.
+fn planned_like(
+    step: &Step,
+    sizes: &graph::Bindings,
     (target, threads): (Target, usize),
     choices: &Choices,
+    recomputation: Option<Recomputation>,
 ) -> Result<Plan, CompileError> {
     let mut options = PlanOptions::for_target(target);
     let isa = planning_target()?.with_machine(choices.machine);
     options.machine = Some(isa.machine);
     options.threads = threads;
+    options.recomputation = recomputation;
     options.limit = choices.budget.map(|budget| Limit {
         budget,
         isa,

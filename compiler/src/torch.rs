@@ -2,7 +2,7 @@
 
 use crate::error::CompileError;
 use crate::executable::{Executable, compile_foreseen, foresee};
-use crate::plan::Step;
+use crate::plan::{Recomputation, Step};
 use crate::steering::Choices;
 use fusion::Target;
 use graph::{Bindings, Graph};
@@ -20,6 +20,8 @@ pub struct Captured {
     /// The steps that were asked for, by the inputs whose gradient is wanted. They have no sizes yet, so
     /// programs of several sizes share them.
     steps: Mutex<BTreeMap<Vec<usize>, Arc<Step>>>,
+    /// What programs of a step compute again; see [`Captured::recompute_so`].
+    recomputations: Mutex<BTreeMap<Vec<usize>, Recomputation>>,
 }
 
 /// The sizes of one program, and others that are expected.
@@ -41,6 +43,7 @@ impl Captured {
         Ok(Captured {
             imported: import(json, constants)?,
             steps: Mutex::default(),
+            recomputations: Mutex::default(),
         })
     }
 
@@ -60,6 +63,24 @@ impl Captured {
         });
         steps.insert(wrt.to_vec(), Arc::clone(&step));
         Ok(step)
+    }
+
+    /// What programs of a step compute again, once one of them computes anything again.
+    pub(crate) fn recomputation(&self, wrt: &[usize]) -> Option<Recomputation> {
+        // A panic under the lock leaves lists that are whole.
+        let known = self.recomputations.lock();
+        let known = known.unwrap_or_else(PoisonError::into_inner);
+        known.get(wrt).cloned()
+    }
+
+    /// Programs of other sizes shall compute the same again, so that they share kernels. Lists by which nothing is
+    /// computed again do not count: a larger size may compute something again.
+    pub(crate) fn recompute_so(&self, wrt: &[usize], first: &Recomputation) {
+        if first.iter().any(|(_, take)| *take) {
+            let known = self.recomputations.lock();
+            let mut known = known.unwrap_or_else(PoisonError::into_inner);
+            known.entry(wrt.to_vec()).or_insert_with(|| first.clone());
+        }
     }
 
     /// The imported graph.

@@ -11,12 +11,13 @@ use fusion::{Choice, Copies, Fused, RecomputeProblem, Target};
 use graph::{ContainerId, Graph, Lifetime, Node, Stage, Storage};
 use std::collections::BTreeSet;
 
-/// Plans with recomputation that are compared.
+/// Plans with recomputation that are compared: the second one knows what fusion made of the copies of the first.
 const MAX_PLANS: usize = 2;
-/// Bytes moved more for each byte that is not kept any more, at most.
+/// Most bytes that the kernels may move more for each byte that is not kept any more. One element-wise kernel for
+/// each freed value moves two; what is above that comes from fusion that copies prevent.
 const MAX_MOVED_PER_FREED: i64 = 3;
-/// Bytes that must become free, as a part of those kept.
-const MIN_FREED_PARTS: i64 = 50;
+/// The least part of the kept bytes that must become free.
+const MIN_FREED_PART: f64 = 0.02;
 
 /// A choice with its plan.
 pub(crate) struct Chosen {
@@ -114,10 +115,10 @@ impl Traffic {
         }
     }
 
-    /// Whether it frees enough for what it moves besides.
+    /// Whether it frees enough bytes, compared with how many more it moves.
     fn is_worth(&self, before: &Traffic) -> bool {
         let freed = before.kept - self.kept;
-        freed > before.kept / MIN_FREED_PARTS
+        freed as f64 > MIN_FREED_PART * before.kept as f64
             && self.moved - before.moved <= MAX_MOVED_PER_FREED * freed
     }
 }

@@ -208,6 +208,13 @@ impl Recipe {
             .map(|(place, order)| (place, order.as_slice()))
     }
 
+    /// Forgets what it says about places for which `keep` is false.
+    pub fn retain(&mut self, keep: impl Fn(&Place) -> bool) {
+        self.overrides.retain(|place, _| keep(place));
+        self.orders.retain(|place, _| keep(place));
+        self.blockings.retain(|place, _| keep(place));
+    }
+
     /// All rewrites that it asks for or forbids, in order.
     pub fn iter(&self) -> impl Iterator<Item = (&Place, bool)> {
         self.overrides.iter().map(|(place, apply)| (place, *apply))

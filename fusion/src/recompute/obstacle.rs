@@ -7,7 +7,7 @@ use crate::decision::Weighed;
 #[allow(missing_docs)] // The messages say it.
 pub enum Obstacle {
     #[error(
-        "without a memory budget, only what frees much memory in little time is computed again"
+        "only what frees much memory in little time is computed again where no memory budget asks for more"
     )]
     Unasked,
     #[error("other values keep the memory budget at less cost")]

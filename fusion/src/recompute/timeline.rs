@@ -184,7 +184,7 @@ impl Problem {
         }
     }
 
-    /// A choice without the units, beside `pinned`, that the estimated memory stays within `limit` without.
+    /// Drops units, except those of `pinned`, whose copies are not needed to keep the estimated memory within `limit`.
     pub(super) fn without_idle(&self, choice: Choice, pinned: &Choice, limit: i64) -> Choice {
         let mut search = Search {
             problem: self,

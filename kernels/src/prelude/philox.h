@@ -42,14 +42,28 @@ SH_FN float sh_philox_uniform(sh_u64 key, sh_u64 n) {
 /* Floats that `sh_philox_fill` may write for `count` numbers. */
 #define SH_PHILOX_ROOM(count) ((count) + 8)
 
+#if defined(__AVX512DQ__) || defined(__AVX2__)
+/* Counters of one vector. A lane holds one word of one counter. The order of the counters is such that
+ * interleaving two vectors puts the numbers in order. */
 #ifdef __AVX512DQ__
-typedef sh_u64 sh_philox_lanes __attribute__((vector_size(64)));
-typedef sh_i32 sh_philox_words __attribute__((vector_size(64)));
-typedef float sh_philox_floats __attribute__((vector_size(64), aligned(4), may_alias));
+#define SH_PHILOX_COUNTERS 8
+#define SH_PHILOX_ORDER 0, 4, 1, 5, 2, 6, 3, 7
+#define SH_PHILOX_FIRST_HALF 0, 8, 2, 10, 4, 12, 6, 14
+#define SH_PHILOX_SECOND_HALF 1, 9, 3, 11, 5, 13, 7, 15
+#else
+#define SH_PHILOX_COUNTERS 4
+#define SH_PHILOX_ORDER 0, 2, 1, 3
+#define SH_PHILOX_FIRST_HALF 0, 4, 2, 6
+#define SH_PHILOX_SECOND_HALF 1, 5, 3, 7
+#endif
+#define SH_PHILOX_VECTOR vector_size(8 * SH_PHILOX_COUNTERS)
+typedef sh_u64 sh_philox_lanes __attribute__((SH_PHILOX_VECTOR));
+typedef sh_i32 sh_philox_words __attribute__((SH_PHILOX_VECTOR));
+typedef float sh_philox_floats __attribute__((SH_PHILOX_VECTOR, aligned(4), may_alias));
 
-/* 16 words, given as lanes of two, as numbers. */
+/* Words, given as lanes of two, as numbers. */
 SH_FN void sh_philox_store(float *to, sh_philox_lanes pairs) {
-  typedef sh_u32 words __attribute__((vector_size(64)));
+  typedef sh_u32 words __attribute__((SH_PHILOX_VECTOR));
   const sh_philox_words shifted = (sh_philox_words)((words)pairs >> 8);
   *(sh_philox_floats *)to = __builtin_convertvector(shifted, sh_philox_floats) * 0x1p-24f;
 }
@@ -57,14 +71,17 @@ SH_FN void sh_philox_store(float *to, sh_philox_lanes pairs) {
 /* Products of the low halves of lanes. Compilers take the slower product of whole lanes. */
 SH_FN sh_philox_lanes sh_philox_times(sh_philox_lanes a, sh_philox_lanes b) {
   sh_philox_lanes product;
+#ifdef __AVX512DQ__
   __asm__("vpmuludq %2, %1, %0" : "=v"(product) : "v"(a), "v"(b));
+#else
+  __asm__("vpmuludq %2, %1, %0" : "=x"(product) : "x"(a), "x"(b));
+#endif
   return product;
 }
 
-/* The 32 numbers of the counters from `start` on. A lane holds one word of one counter. The order of the
- * counters is such that interleaving two vectors puts the numbers in order. */
-SH_FN void sh_philox_fill_32(float *to, sh_u64 key, sh_u64 start) {
-  const sh_philox_lanes at = start + (sh_philox_lanes){0, 4, 1, 5, 2, 6, 3, 7}, none = {0};
+/* The numbers of the counters of one vector, from `start` on. */
+SH_FN void sh_philox_fill_vector(float *to, sh_u64 key, sh_u64 start) {
+  const sh_philox_lanes at = start + (sh_philox_lanes){SH_PHILOX_ORDER}, none = {0};
   const sh_philox_lanes low = none + 0xffffffffu, m0 = none + 0xd2511f53u, m1 = none + 0xcd9e8d57u;
   sh_philox_lanes c0 = at & low, c1 = at >> 32, c2 = {0}, c3 = {0};
   sh_u32 k0 = (sh_u32)key, k1 = (sh_u32)(key >> 32);
@@ -78,8 +95,8 @@ SH_FN void sh_philox_fill_32(float *to, sh_u64 key, sh_u64 start) {
     k1 += 0xbb67ae85u;
   }
   const sh_philox_lanes first = (c0 & low) | (c1 << 32), second = (c2 & low) | (c3 << 32);
-  sh_philox_store(to, __builtin_shufflevector(first, second, 0, 8, 2, 10, 4, 12, 6, 14));
-  sh_philox_store(to + 16, __builtin_shufflevector(first, second, 1, 9, 3, 11, 5, 13, 7, 15));
+  sh_philox_store(to, __builtin_shufflevector(first, second, SH_PHILOX_FIRST_HALF));
+  sh_philox_store(to + 2 * SH_PHILOX_COUNTERS, __builtin_shufflevector(first, second, SH_PHILOX_SECOND_HALF));
 }
 #endif
 
@@ -88,8 +105,9 @@ SH_FN const float *sh_philox_fill(float *room, sh_u64 key, sh_u64 first, long co
   const long skip = (long)(first & 3), n_counters = (skip + count + 3) / 4;
   const sh_u64 start = first / 4;
   long done = 0;
-#ifdef __AVX512DQ__
-  for (; done + 8 <= n_counters; done += 8) sh_philox_fill_32(room + 4 * done, key, start + (sh_u64)done);
+#ifdef SH_PHILOX_COUNTERS
+  for (; done + SH_PHILOX_COUNTERS <= n_counters; done += SH_PHILOX_COUNTERS)
+    sh_philox_fill_vector(room + 4 * done, key, start + (sh_u64)done);
 #endif
 #pragma omp simd
   for (long i = done; i < n_counters; ++i) {

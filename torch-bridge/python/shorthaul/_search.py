@@ -79,9 +79,10 @@ def search(
 ) -> Searched:
     """Looks for decisions that together are predicted to be faster than the compiler's own.
 
-    The search changes decisions about layouts, inlining, fusion and recomputation in groups of
-    similar ones, and plans the step again after each change. It compiles and runs nothing. Times
-    are predicted from the limits that :func:`shorthaul.machine` keeps.
+    The search changes decisions about layouts, inlining and fusion in groups of similar ones,
+    and plans the step again after each change. What the backward pass computes again stays so.
+    The search compiles and runs nothing. Times are predicted from the limits that
+    :func:`shorthaul.machine` keeps.
 
     - ``plans``: how many plans to try for each program, by default 8. There is no time limit, so
       the same call gives the same recipe.
