@@ -122,8 +122,6 @@ pub struct Problem {
 pub struct Choice {
     /// Units that run again, by number.
     copied: BTreeSet<usize>,
-    /// Whether it was made to keep a memory budget.
-    is_for_budget: bool,
 }
 
 /// Containers of the backward pass with those of the forward pass that they are copies of.
@@ -336,11 +334,10 @@ impl Problem {
                 if value.bytes == 0 && value.pinned.is_none() {
                     continue;
                 }
-                let obstacle = match (value.pinned, unit.is_ours, choice.is_for_budget) {
-                    (Some(false), ..) => Obstacle::ByRecipe,
-                    (_, false, _) => Obstacle::Called,
-                    (.., true) => Obstacle::Cheaper,
-                    (.., false) => Obstacle::Unasked,
+                let obstacle = match (value.pinned, unit.is_ours) {
+                    (Some(false), _) => Obstacle::ByRecipe,
+                    (_, false) => Obstacle::Called,
+                    (_, true) => Obstacle::Unasked,
                 };
                 let refusal = Refusal::Kept(obstacle);
                 Decision::refused(place, &node.origin, refusal, -unit.bytes)

@@ -154,6 +154,8 @@ STOPPED = """
 import threading, os, signal, time
 import torch, shorthaul
 from torch import nn
+# A shell starts background jobs with this signal ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 model = shorthaul.module(nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 4)))
 compiling = threading.Event()
 from shorthaul import _program

@@ -10,8 +10,6 @@ pub enum Obstacle {
         "only what frees much memory in little time is computed again where no memory budget asks for more"
     )]
     Unasked,
-    #[error("other values keep the memory budget at less cost")]
-    Cheaper,
     #[error("PyTorch computes it")]
     Called,
     #[error("the recipe forbids it")]

@@ -163,7 +163,6 @@ impl Problem {
         let copied = (0..self.units.len()).filter(|n| reached.contains(&runs[*n]));
         let choice = Choice {
             copied: copied.collect(),
-            is_for_budget: false,
         };
         let cost = self.cost(&choice);
         let total = cost.us + price * cost.kept_bytes as f64;

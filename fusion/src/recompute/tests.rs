@@ -259,7 +259,6 @@ fn choices(problem: &Problem) -> Vec<Choice> {
             .filter(|k| bits >> k & 1 == 1)
             .map(|k| ours[k])
             .collect(),
-        is_for_budget: false,
     };
     (0..1 << ours.len()).map(of_bits).collect()
 }

@@ -175,8 +175,7 @@ impl Problem {
             (above, us, choice)
         });
         let best = found.min_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
-        let mut choice = best.map_or_else(Choice::default, |b| b.2);
-        choice.is_for_budget = true;
+        let choice = best.map_or_else(Choice::default, |b| b.2);
         Planned {
             cost: self.cost(&choice),
             peak_bytes: self.peak_bytes(&choice),
