@@ -222,3 +222,31 @@ fn symbolic_sizes_stay_symbolic() {
         }
     }
 }
+
+#[test]
+fn a_mask_of_another_size_is_refused() {
+    for (rows, is_refused) in [(3, false), (1, true)] {
+        let inputs = vec![
+            input("x", &[3, 4], "float32"),
+            input("mask", &[rows], "bool"),
+            input("value", &[], "float32"),
+        ];
+        let args = json!({
+            "self": {"ref": "x"}, "indices": [{"ref": "mask"}], "values": {"ref": "value"}, "accumulate": false,
+        });
+        let put = node(
+            "y",
+            "aten.index_put.default",
+            args,
+            tensor("y", &[3, 4], "float32"),
+        );
+        let found = import(&document(inputs, vec![put], "y"), &[]);
+        assert_eq!(found.is_err(), is_refused, "a mask of {rows} rows");
+        if let Err(error) = found {
+            assert!(
+                error.to_string().contains("a mask of another size"),
+                "{error}"
+            );
+        }
+    }
+}

@@ -22,12 +22,12 @@ breaks_at_recurrent_layers = pytest.mark.skipif(
 
 #: For tests of recurrent layers in kernels.
 compiles_recurrent_layers = pytest.mark.skipif(
-    VERSION < (2, 14), reason="the tracer of PyTorch 2.6 has wrong shapes of their states"
+    VERSION < (2, 13), reason="the tracers before 2.13 have wrong shapes of their states"
 )
 
 #: For tests of how few traces serve many sizes; with other traces the results are the same.
 needs_open_numbers = pytest.mark.skipif(
-    VERSION < (2, 14), reason="the exporter of PyTorch 2.6 takes no number without its value"
+    VERSION < (2, 7), reason="the exporter of PyTorch 2.6 takes no number without its value"
 )
 
 

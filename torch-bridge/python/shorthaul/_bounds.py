@@ -97,6 +97,21 @@ class DivisorBound:
             raise DivisionByZero(f"ZeroDivisionError: {self.use} divides integers by zero")
 
 
+def check_numbers(graph: fx.Graph) -> None:
+    """Raises ``CaptureError`` for ``x[k]`` with a number ``k`` that is out of range.
+
+    A symbolic ``k`` stays in range from here on: asking decides it. Before 2.14, PyTorch does not.
+    """
+    for node in graph.nodes:
+        if node.target is not torch.ops.aten.select.int:
+            continue
+        operand, dim, at = node.args
+        at = at.meta["val"] if isinstance(at, fx.Node) else at
+        size = operand.meta["val"].shape[dim]
+        if not -size <= at < size:
+            raise CaptureError(f"index {at} is out of range for a dimension of size {size}")
+
+
 def bounds_of(
     nodes: list[FunctionalNode],
     place_of: Callable[[fx.Node], str],

@@ -45,14 +45,14 @@ from torch import fx, nn
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
-from ._bounds import Bound, DivisorBound, bounds_of
+from ._bounds import Bound, DivisorBound, bounds_of, check_numbers
 from ._decompositions import is_guarded, table_without
 from ._errors import CaptureError, Refused, first_line
 from ._functionalize import Functional, FunctionalNode, Ref, functionalize, refuse_effects
 from ._gradient_modes import inline_regions, keep_origins, stops_gradient
 from ._older_gradients import spell_out
 from ._origins import module_path, source_node, source_of
-from ._pytorch_names import hints_of
+from ._pytorch_names import hints_of, tracing_apart
 from ._refused_types import leave_to_eager
 from ._sizes import expression, go_on_noting
 
@@ -182,6 +182,7 @@ def capture(
     keep_origins(exported.graph_module)
     spell_out(exported.graph)
     leave_to_eager(exported.graph)
+    check_numbers(exported.graph)
     export_seconds = time.perf_counter() - start
     if traced is not None:
         traced.append(exported)
@@ -207,7 +208,11 @@ def _export(
     module: nn.Module, args: tuple, kwargs: dict, dynamic_shapes: Any
 ) -> torch.export.ExportedProgram:
     try:
-        with fx.traceback.preserve_node_meta(), torch.set_grad_enabled(torch.is_grad_enabled()):
+        with (
+            tracing_apart(),
+            fx.traceback.preserve_node_meta(),
+            torch.set_grad_enabled(torch.is_grad_enabled()),
+        ):
             exported = torch.export.export(
                 module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
             )

@@ -57,8 +57,10 @@ def apply(is_ours: Callable[[object], bool]) -> None:
     )
     if VERSION < (2, 14):
         mends += (*_older_tracers.mends(), _break_at_autograd_functions)
-    else:  # In 2.6 the tracer has wrong shapes of their states.
-        mends += (_trace_recurrent_layers, _trace_counters, _break_at_nonlinear_functions)
+    else:
+        mends += (_trace_counters, _break_at_nonlinear_functions)
+    if VERSION >= (2, 13):  # Older tracers have wrong shapes of their states.
+        mends += (_trace_recurrent_layers,)
     if VERSION < (2, 15):
         mends += (_break_at_drawn_random_numbers,)
     for mend in mends:
@@ -257,7 +259,7 @@ def _guard_inlined_functions(is_ours) -> None:
     def build_inline_tracer(parent, func, *more, **kwargs):
         inner = getattr(func, "im_func", func)
         # In PyTorch 2.15 a method holds its function, in 2.14 the source of its function.
-        source = getattr(func, "source_fn", None) or getattr(inner, "source", None)
+        source = getattr(func, "source_fn", None) or _older_tracers.source_of_function(inner)
         if source is not None and _is_capturing(is_ours, parent):
             function = _function_of(inner)
             own = isinstance(function, types.FunctionType)

@@ -192,9 +192,12 @@ class _Aliases:
                 if isinstance(leaf, torch.Tensor):
                     self.sharing.setdefault(leaf.untyped_storage()._cdata, []).append(node)
 
-    def is_private(self, written: fx.Node, writer: fx.Node) -> bool:
+    def is_private(self, written: Any, writer: fx.Node) -> bool:
         """No name of the written storage but the tensor itself is used once ``writer`` has run."""
-        if not isinstance(written.meta.get("val"), torch.Tensor):
+        # What is written may be a list, as that of `_foreach_add_`.
+        if not isinstance(written, fx.Node) or not isinstance(
+            written.meta.get("val"), torch.Tensor
+        ):
             return False
         names = self._names_of(written)
         for other in self.sharing[written.meta["val"].untyped_storage()._cdata]:

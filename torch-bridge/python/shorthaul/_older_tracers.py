@@ -1,13 +1,14 @@
 """Differences of the tracers of older versions of PyTorch, changed where Shorthaul needs it.
 
-Owns changes of Dynamo's own classes that make PyTorch 2.6 behave as newer versions do. Each is made
-only where the version lacks what a newer one has, and acts only on graphs of Shorthaul's.
+Owns changes of Dynamo's own classes that make PyTorch before 2.14 behave as newer versions do. Each
+is made only where the version lacks what a newer one has, and acts only on graphs of Shorthaul's.
 ``_dynamo_mends`` holds the changes that all versions need.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 import types
 from collections.abc import Callable
@@ -19,15 +20,21 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.source import AttrSource
-from torch._dynamo.symbolic_convert import InliningInstructionTranslator, InstructionTranslator
+from torch._dynamo.symbolic_convert import (
+    InliningInstructionTranslator,
+    InstructionTranslator,
+    InstructionTranslatorBase,
+)
 from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing, get_fake_value
 from torch._dynamo.variables import dicts, functions
 from torch._dynamo.variables.builtin import BuiltinVariable
-from torch._dynamo.variables.tensor import TensorVariable
+from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
+from torch._guards import Source
 
 from ._nodes import storage_of
 from ._pytorch_names import REPLACED, WRAPS_ERRORS, PassingError, unimplemented
+from ._pytorch_version import VERSION
 
 IsOurs = Callable[[object], bool]
 
@@ -53,12 +60,19 @@ def guard_inlined_functions(is_ours: IsOurs) -> None:
     original = InliningInstructionTranslator.inline_call_
 
     def inline_call_(parent, func, args, kwargs):
-        source = getattr(func, "source", None)
+        source = source_of_function(func)
         if source is not None and is_ours(parent.output.compiler_fn):
             _guard_code(func, source)
         return original(parent, func, args, kwargs)
 
     InliningInstructionTranslator.inline_call_ = staticmethod(inline_call_)
+
+
+def source_of_function(func) -> Source | None:
+    """Where Dynamo finds a function, or that of a method."""
+    source = getattr(func, "source", None)
+    is_method = isinstance(func, functions.UserMethodVariable)
+    return AttrSource(source, "__func__") if source is not None and is_method else source
 
 
 def _guard_code(func, source) -> None:
@@ -69,8 +83,6 @@ def _guard_code(func, source) -> None:
     is_plain = isinstance(function, types.FunctionType)
     if not is_plain or (function.__module__ or "").startswith("torch"):
         return
-    if isinstance(func, functions.UserMethodVariable):
-        source = AttrSource(source, "__func__")
     install_guard(source.make_guard(GuardBuilder.CLOSURE_MATCH))
 
 
@@ -190,6 +202,34 @@ def break_at_default_dictionaries(is_ours: IsOurs) -> None:
     dicts.DefaultDictVariable.reconstruct = reconstruct
 
 
+def break_at_property_setters(is_ours: IsOurs) -> None:
+    """A write that a property handles is Python's: a graph would keep what the setter was given."""
+    original = UserDefinedObjectVariable.method_setattr_standard
+
+    def method_setattr_standard(self, tx, name, *more, **kwargs):
+        if is_ours(tx.output.compiler_fn) and name.is_python_constant():
+            owned = inspect.getattr_static(type(self.value), name.as_python_constant(), None)
+            if isinstance(owned, property) and owned.fset is not None:
+                unimplemented("setter of a property", "Python runs it")
+        return original(self, tx, name, *more, **kwargs)
+
+    UserDefinedObjectVariable.method_setattr_standard = method_setattr_standard
+
+
+def format_symbolic_numbers(is_ours: IsOurs) -> None:
+    """before  where a graph breaks, a number in place of its text   after  its text, formatted"""
+    original = InstructionTranslatorBase._format_value
+
+    def _format_value(self, *args):
+        number = self.stack[-1]
+        if isinstance(number, SymNodeVariable) and is_ours(self.output.compiler_fn):
+            # Its text would be looked up where the number comes from.
+            self.stack[-1] = number.clone(source=None)
+        return original(self, *args)
+
+    InstructionTranslatorBase._format_value = _format_value
+
+
 def mends() -> tuple[Callable[[IsOurs], None], ...]:
     """The mends that this version needs, unless ``_dynamo_mends`` has another form of them."""
     found: list[Callable[[IsOurs], None]] = []
@@ -202,6 +242,10 @@ def mends() -> tuple[Callable[[IsOurs], None], ...]:
     with_defaults = getattr(dicts, "DefaultDictVariable", None)
     if with_defaults is not None and "reconstruct" not in vars(with_defaults):
         found.append(break_at_default_dictionaries)
+    if VERSION < (2, 12):
+        found.append(break_at_property_setters)
+    else:
+        found.append(format_symbolic_numbers)
     return tuple(found)
 
 

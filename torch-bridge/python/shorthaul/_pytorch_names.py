@@ -6,12 +6,18 @@ number. Never changes PyTorch: ``_dynamo_mends`` and ``_older_tracers`` do.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any, NoReturn
 
 import torch
 from torch._dynamo import exc
 from torch._dynamo.guards import GuardBuilder
+from torch._dynamo.variables import builtin
+from torch._guards import TracingContext, detect_fake_mode, tracing
+from torch._subclasses import FakeTensorMode
+
+from ._pytorch_version import VERSION
 
 try:
     #: What Dynamo lets through unchanged where a backend raises it.
@@ -25,12 +31,14 @@ except ImportError:
     ConvertFrameReturn = None
 
 try:
-    #: The modules that look up how Dynamo compares objects by identity.
-    from torch._dynamo.variables import builtin, object_protocol
-
-    IDENTITY_MODULES: tuple = (builtin, object_protocol)
+    from torch._dynamo.variables import object_protocol
 except ImportError:
-    IDENTITY_MODULES = ()
+    object_protocol = None
+
+#: The modules that look up how Dynamo compares objects by identity.
+IDENTITY_MODULES = tuple(
+    module for module in (object_protocol, builtin) if hasattr(module, "vt_identity_compare")
+)
 
 #: The guard on the keys of a dictionary.
 dict_keys_guard = getattr(GuardBuilder, "DICT_KEYS_MATCH", None) or GuardBuilder.DICT_KEYS
@@ -49,7 +57,7 @@ WRAPS_ERRORS = PassingError is exc.BackendCompilerFailed
 
 #: Errors of Dynamo's own, for which a frame runs in eager. Older versions let an assertion out.
 TRACER_ERRORS = (exc.TorchRuntimeError, exc.InternalTorchDynamoError)
-if WRAPS_ERRORS:
+if VERSION < (2, 12):
     TRACER_ERRORS += (AssertionError,)
 
 #: The setting of how many graphs Dynamo holds for one piece of Python, where its functions do not
@@ -57,6 +65,25 @@ if WRAPS_ERRORS:
 GRAPH_LIMIT = "recompile_limit"
 if not hasattr(torch._dynamo.config, GRAPH_LIMIT):
     GRAPH_LIMIT = "cache_size_limit"
+
+
+def _context_decides() -> bool:
+    """Whether fake tensors of another mode than that of the graph's tracer are no error."""
+    of_tracer, other = FakeTensorMode(), FakeTensorMode()
+    with tracing(TracingContext(of_tracer)), other:
+        try:
+            return detect_fake_mode() is of_tracer
+        except AssertionError:
+            return False
+
+
+#: Whether what a tracer of its own makes, while Dynamo calls a backend, has a mode of its own.
+_KEEPS_MODES_APART = _context_decides()
+
+
+def tracing_apart() -> contextlib.AbstractContextManager:
+    """A tracer of its own may run here, while Dynamo calls a backend."""
+    return contextlib.nullcontext() if _KEEPS_MODES_APART else tracing(None)
 
 
 def unimplemented(what: str, why: str) -> NoReturn:
@@ -136,6 +163,7 @@ __all__ = [
     "hints_of",
     "is_tracers_own",
     "leave_frame",
+    "tracing_apart",
     "unimplemented",
     "wrapped_by",
 ]

@@ -30,6 +30,7 @@ from ._nodes import (
     value_of,
 )
 from ._partition import METADATA_WRITES, TORCH_ONLY
+from ._pytorch_names import tracing_apart
 from ._sizes import expression
 
 aten = torch.ops.aten
@@ -249,7 +250,7 @@ def trace(run: Callable[..., list], leaves: Sequence[Any], fakes) -> fx.GraphMod
     Raises ``Stays`` where it writes a value from outside, and whatever ``run`` raises.
     """
     tracer = make_fx(lambda *given: run(*given), decomposition_table=table())
-    with _untold(), fakes, fx.traceback.preserve_node_meta():
+    with _untold(), _whole_transforms(), tracing_apart(), fakes, fx.traceback.preserve_node_meta():
         traced = tracer(*leaves)
     placeholders = traced.graph.find_nodes(op="placeholder")
     for node in traced.graph.nodes:
@@ -257,9 +258,19 @@ def trace(run: Callable[..., list], leaves: Sequence[Any], fakes) -> fx.GraphMod
             raise Stays(f"`{node.target}` writes a value from outside")
     if any(_is_mutable(node) for node in traced.graph.nodes):
         run = torch.func.functionalize(fx.Interpreter(traced).run, remove="mutations")
-        with fakes, torch.no_grad(), fx.traceback.preserve_node_meta():
+        with tracing_apart(), fakes, torch.no_grad(), fx.traceback.preserve_node_meta():
             traced = make_fx(lambda *given: run(*given))(*leaves)
     return traced
+
+
+@contextlib.contextmanager
+def _whole_transforms() -> Iterator[None]:
+    """A trace that fails inside of a ``torch.func`` transform leaves it."""
+    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    try:
+        yield
+    finally:
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
 
 
 @contextlib.contextmanager

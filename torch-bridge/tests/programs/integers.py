@@ -299,7 +299,7 @@ def repeat_interleave_by_tensor(wrap):
     return [step(m, randn(3, 2), torch.tensor(n)) for n in ([1, 2, 0], [3, 0, 0])]
 
 
-@program
+@program(since=(2, 14))
 def rounded_and_clamped(wrap):
     def forward(x):
         return (
@@ -337,7 +337,7 @@ def truth_values_added(wrap):
     return step(wrap(forward), a, b, at, true)
 
 
-@program
+@program(since=(2, 14))
 def bounds_beyond_the_type(wrap):
     def forward(x):
         limits = x.clamp(-2, 3), x.clamp(min=-300), x.clamp(max=300), x.clamp(-300, 300)

@@ -132,7 +132,17 @@ fn index_put(s: &mut Site) -> Results {
         }
         let value = s.reshape(values, vec![])?;
         let mut shape = s.builder.shape(*mask);
-        shape.resize(s.rank(x), SymExpr::constant(1));
+        let one = SymExpr::constant(1);
+        let sizes = s.builder.shape(x);
+        if shape
+            .iter()
+            .zip(&sizes)
+            .any(|(m, n)| *m == one && *n != one)
+        {
+            // PyTorch raises an error; before 2.14 its tracer does not.
+            return Err(s.unsupported("a mask of another size than the tensor"));
+        }
+        shape.resize(s.rank(x), one);
         let mask = s.reshape(*mask, shape)?;
         let expr = Expr::select(Expr::In(1), Expr::In(2).cast(dtype), Expr::In(0));
         return Ok(vec![Some(s.elementwise(expr, &[x, mask, value], dtype)?)]);
