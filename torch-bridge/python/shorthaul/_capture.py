@@ -236,7 +236,8 @@ def _is_within(functional: Functional, supported: frozenset[str] | None) -> bool
 
 def _decompose(exported, supported: frozenset[str] | None):
     try:
-        return exported.run_decompositions(table_without(supported or frozenset()))
+        with tracing_apart():
+            return exported.run_decompositions(table_without(supported or frozenset()))
     except Exception as error:
         raise CaptureError(
             f"PyTorch cannot decompose this module's graph: {first_line(error)}"

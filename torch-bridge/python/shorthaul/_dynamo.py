@@ -25,11 +25,11 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
 from torch._guards import CompileContext
 from torch._subclasses import FakeTensorMode
-from torch.utils.checkpoint import checkpoint
 
 from . import _dynamo_mends
 from ._autocast import AUTOCAST, drop_idle_regions
 from ._changes import what_changed, why_broken
+from ._checkpoint import checkpointed, is_checkpoint
 from ._custom_functions import adopt as adopt_functions
 from ._custom_functions import write_out_functions
 from ._errors import (
@@ -477,7 +477,7 @@ class _Attempt:
         reasons: dict[str, list[str]] = {}
         is_refused = self.compiler.options.fallback == "error"
         for node, reason in split.torch_nodes.items():
-            if is_refused and (node.target in AUTOCAST or _is_checkpoint(node)):
+            if is_refused and (node.target in AUTOCAST or is_checkpoint(node)):
                 continue  # A region begins there, or is inside.
             stack = list((node.meta.get("nn_module_stack") or {}).values())
             module = module_path(stack[-1][0]) if stack else ""
@@ -496,7 +496,7 @@ class _Attempt:
         """What replaces calls of ``torch.utils.checkpoint``: the same around a compiled body."""
         found = {}
         for node in split.torch_nodes:
-            if not _is_checkpoint(node):
+            if not is_checkpoint(node):
                 continue
             body = getattr(self.graph_module, node.args[0].target)
             operands = node.args[1:]
@@ -506,26 +506,8 @@ class _Attempt:
                 continue
             examples = [self.examples.get(operand, value_of(operand)) for operand in operands]
             run = self.compiler.compile(body, examples)
-            keeps_random_state = node.kwargs.get("preserve_rng_state", True)
-            found[node.name] = _Checkpointed(run, keeps_random_state)
+            found[node.name] = checkpointed(node, run)
         return found
-
-
-def _is_checkpoint(node: fx.Node) -> bool:
-    return str(node.target) == "tag_activation_checkpoint"
-
-
-class _Checkpointed:
-    """A part of a graph whose values are computed again in the backward pass."""
-
-    def __init__(self, run, keeps_random_state: bool):
-        self.run = run
-        self.keeps_random_state = keeps_random_state
-
-    def __call__(self, *inputs):
-        return checkpoint(
-            self.run, *inputs, use_reentrant=False, preserve_rng_state=self.keeps_random_state
-        )
 
 
 def _readable(name: str) -> str:

@@ -19,7 +19,7 @@ from torch._dynamo import config
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.output_graph import OutputGraph
-from torch._dynamo.source import AttrSource
+from torch._dynamo.source import AttrSource, TypeSource
 from torch._dynamo.symbolic_convert import (
     InliningInstructionTranslator,
     InstructionTranslator,
@@ -71,8 +71,12 @@ def guard_inlined_functions(is_ours: IsOurs) -> None:
 def source_of_function(func) -> Source | None:
     """Where Dynamo finds a function, or that of a method."""
     source = getattr(func, "source", None)
-    is_method = isinstance(func, functions.UserMethodVariable)
-    return AttrSource(source, "__func__") if source is not None and is_method else source
+    if source is None or not isinstance(func, functions.UserMethodVariable):
+        return source
+    owner = getattr(source, "base", None)
+    is_class = isinstance(owner, TypeSource) or getattr(owner, "member", "") == "__class__"
+    # A method that was looked up in the class, as `__getitem__` is, is a function there.
+    return source if is_class else AttrSource(source, "__func__")
 
 
 def _guard_code(func, source) -> None:

@@ -552,3 +552,19 @@ def error_in_the_middle_leaves_state_usable(wrap):
     m = wrap(model)
     seen = [raises(m, torch.ones(2, 3), fail, message=True) for fail in (False, True, False)]
     return [seen, model.log, training(model, m, randn(2, 3), False)]
+
+
+@program
+def functions_from_a_table_of_a_class_of_its_own(wrap):
+    class Table:
+        def __init__(self):
+            self.functions = {"a": torch.relu, "b": torch.tanh}
+
+        def __getitem__(self, key):
+            return self.functions[key]
+
+    table = Table()
+    m = wrap(lambda x: table["a"](x) * 2 + table["b"](x))
+    before = step(m, randn(3))
+    table.functions["a"] = torch.sigmoid
+    return [before, step(m, randn(3))]

@@ -1,11 +1,12 @@
-"""Programs that train for several steps: optimizers, averages, clipping, scaling, schedules."""
+"""Programs that train for several steps: optimizers, averages, clipping, scaling, schedules, checkpoints."""
 
 import copy
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from .facts import observe, raises, randn
+from .facts import gradients, observe, raises, randn, step
 from .registry import program
 
 
@@ -276,3 +277,28 @@ def batch_of_inputs_that_learn(wrap):
         (m(x) - 1).pow(2).mean().backward()
         optimizer.step()
     return [x, x.grad]
+
+
+@program
+def statistics_written_in_a_checkpoint(wrap):
+    """A batch norm in a checkpoint counts each batch twice."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.conv = nn.BatchNorm2d(3), nn.Conv2d(6, 3, 1, bias=False)
+            self.last = nn.BatchNorm2d(3)
+
+        def part(self, x, y):
+            return self.last(self.conv(self.norm(x).relu().repeat(1, 2, 1, 1) + y))
+
+        def forward(self, x):
+            x = checkpoint(self.part, x, 1.0, use_reentrant=False)
+            return checkpoint(self.part, x.tanh(), 2.0, use_reentrant=False)
+
+    model = Model()
+    m = wrap(model)
+    return [
+        [step(m, randn(2, 3, 4, 4)), gradients(model), dict(model.named_buffers())]
+        for _ in range(3)
+    ]
