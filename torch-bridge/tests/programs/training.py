@@ -1,4 +1,4 @@
-"""Programs that train for several steps: optimizers, averages, clipping, scaling, schedules, checkpoints."""
+"""Programs that train for several steps: optimizers, averages, clipping, schedules, checkpoints."""
 
 import copy
 
