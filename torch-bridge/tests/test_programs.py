@@ -20,7 +20,7 @@ KNOWN = {
 if (2, 10) <= VERSION < (2, 12):
     for name in ("multihead_attention_with_masks", "multihead_attention_in_inference"):
         KNOWN[f"sequences.{name}"] = (
-            "its tracer runs other operators; their result has other strides"
+            "PyTorch's tracer takes other operators; their result has other strides"
         )
 
 

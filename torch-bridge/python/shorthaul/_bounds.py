@@ -100,7 +100,7 @@ class DivisorBound:
 def check_numbers(graph: fx.Graph) -> None:
     """Raises ``CaptureError`` for ``x[k]`` with a number ``k`` that is out of range.
 
-    A symbolic ``k`` stays in range from here on: asking decides it. Before 2.14, PyTorch does not.
+    For a symbolic ``k``, the comparison becomes a guard. Before 2.14, PyTorch adds none.
     """
     for node in graph.nodes:
         if node.target is not torch.ops.aten.select.int:

@@ -1,16 +1,24 @@
 """Calls of ``torch.utils.checkpoint`` inside a model, around a body that is compiled.
 
-Owns what such a call saves. Eager saves the arguments; what the function reads from its module it
-finds there again. Dynamo makes both operands of one node.
+Owns what such a call saves, and which bodies PyTorch runs: those that write in place, such as a
+batch norm its statistics. Eager computes a body again up to the last value that it needs, so how
+often it writes depends on the order of its operators.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Container, Sequence
+from typing import Any
 
+import torch
 from torch import fx
 from torch._dynamo.source import LocalSource
-from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+from torch._subclasses import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
+
+#: Functions that write statistics without saying so, and the argument that says whether they do.
+_WRITES_STATISTICS = {"batch_norm": "training", "instance_norm": "use_input_stats"}
 
 
 def is_checkpoint(node: fx.Node) -> bool:
@@ -18,36 +26,53 @@ def is_checkpoint(node: fx.Node) -> bool:
     return str(node.target) == "tag_activation_checkpoint"
 
 
-def checkpointed(node: fx.Node, run: Callable) -> Callable:
-    """``run``, whose values are computed again in the backward pass, in the place of ``node``.
+def written_by(body: fx.GraphModule, looks: Sequence[Any], fakes: FakeTensorMode) -> set[int]:
+    """The operands that a graph writes in place; ``looks`` are its operands, without memory."""
+    versions = [getattr(look, "_version", None) for look in looks]
+    with fakes, torch.no_grad():
+        body(*looks)
+    written = {i for i, n in enumerate(versions) if getattr(looks[i], "_version", None) != n}
+    placeholders = body.graph.find_nodes(op="placeholder")
+    for node in body.graph.nodes:
+        flag = _WRITES_STATISTICS.get(getattr(node.target, "__name__", ""))
+        if flag is None or not callable(node.target):
+            continue
+        given = inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments
+        if given.get(flag, flag == "use_input_stats"):
+            statistics = [given.get(name) for name in ("running_mean", "running_var")]
+            written |= {i for i, operand in enumerate(placeholders) if operand in statistics}
+    return written
 
-    Autograd refuses a saved operand that has been written since, and ``run`` itself writes the
-    statistics of a batch norm. It writes them when all is computed, so it does not stop early.
+
+def checkpointed(node: fx.Node, run: Callable, written: Container[int]) -> Callable:
+    """``run`` instead of ``node``; its values are computed again in the backward pass.
+
+    Autograd refuses a saved operand that has been written since. In eager only the arguments are
+    saved, and what ``run`` writes is mostly a buffer.
     """
     operands = node.args[1:]
-    of_module = {i for i, operand in enumerate(operands) if _is_found_again(operand)}
+    n_inputs = len(operands)
+    around = {i for i, operand in enumerate(operands) if i in written and not _is_argument(operand)}
     keeps_random_state = node.kwargs.get("preserve_rng_state", True)
 
     def call(*inputs):
-        found = {i: inputs[i] for i in of_module}
+        buffers = {i: inputs[i] for i in around}
+        given = [value for i, value in enumerate(inputs) if i not in buffers]
 
         def run_again(*given):
             rest = iter(given)
-            return run(*(found[i] if i in found else next(rest) for i in range(len(inputs))))
+            return run(*(buffers[i] if i in buffers else next(rest) for i in range(n_inputs)))
 
-        given = [value for i, value in enumerate(inputs) if i not in found]
-        with set_checkpoint_early_stop(False):
-            return checkpoint(
-                run_again, *given, use_reentrant=False, preserve_rng_state=keeps_random_state
-            )
+        return checkpoint(
+            run_again, *given, use_reentrant=False, preserve_rng_state=keeps_random_state
+        )
 
     return call
 
 
-def _is_found_again(node: fx.Node) -> bool:
-    """Whether a value comes from outside, as parameters do, but is no argument of the function."""
-    source = getattr(node.meta.get("grapharg"), "source", None)
-    return source is not None and not isinstance(source, LocalSource)
+def _is_argument(node: fx.Node) -> bool:
+    """Whether a tensor is an argument of the function that was traced."""
+    return isinstance(getattr(node.meta.get("grapharg"), "source", None), LocalSource)
 
 
-__all__ = ["checkpointed", "is_checkpoint"]
+__all__ = ["checkpointed", "is_checkpoint", "written_by"]

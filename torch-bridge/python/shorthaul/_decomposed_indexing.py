@@ -195,7 +195,7 @@ def _masked_put(x, indices, values, accumulate: bool):
     mask = indices[0].to(torch.bool)
     rest = x.shape[mask.dim() :]
     if mask.dim() > x.dim() or any(m != n for m, n in zip(mask.shape, x.shape, strict=False)):
-        return NotImplemented  # an error, which older tracers do not see
+        return NotImplemented  # eager raises an error here, older tracers do not
     if values.dim() > len(rest) and values.shape[0] != 1:
         taken = mask.reshape(-1).to(torch.int64).cumsum(0) - 1
         # There is a row for each place, or none is right.

@@ -29,7 +29,7 @@ from torch._subclasses import FakeTensorMode
 from . import _dynamo_mends
 from ._autocast import AUTOCAST, drop_idle_regions
 from ._changes import what_changed, why_broken
-from ._checkpoint import checkpointed, is_checkpoint
+from ._checkpoint import checkpointed, is_checkpoint, written_by
 from ._custom_functions import adopt as adopt_functions
 from ._custom_functions import write_out_functions
 from ._errors import (
@@ -505,8 +505,13 @@ class _Attempt:
             ):
                 continue
             examples = [self.examples.get(operand, value_of(operand)) for operand in operands]
-            run = self.compiler.compile(body, examples)
-            found[node.name] = checkpointed(node, run)
+            looks = [
+                _look_of(v, False, self.fakes) if isinstance(v, torch.Tensor) else _hint(v)
+                for v in examples
+            ]
+            written = written_by(body, looks, self.fakes)
+            run = body if written else self.compiler.compile(body, examples)
+            found[node.name] = checkpointed(node, run, written)
         return found
 
 

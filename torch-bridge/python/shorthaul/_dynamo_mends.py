@@ -257,11 +257,9 @@ def _guard_inlined_functions(is_ours) -> None:
     original = InliningInstructionTranslator.build_inline_tracer
 
     def build_inline_tracer(parent, func, *more, **kwargs):
-        inner = getattr(func, "im_func", func)
-        # In PyTorch 2.15 a method holds its function, in 2.14 the source of its function.
-        source = getattr(func, "source_fn", None) or _older_tracers.source_of_function(inner)
+        source = _older_tracers.source_of_function(func)
         if source is not None and _is_capturing(is_ours, parent):
-            function = _function_of(inner)
+            function = _function_of(getattr(func, "im_func", func))
             own = isinstance(function, types.FunctionType)
             if own and not (function.__module__ or "").startswith("torch"):
                 install_guard(source.make_guard(GuardBuilder.CLOSURE_MATCH))

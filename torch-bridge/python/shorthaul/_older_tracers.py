@@ -26,10 +26,14 @@ from torch._dynamo.symbolic_convert import (
     InstructionTranslatorBase,
 )
 from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing, get_fake_value
-from torch._dynamo.variables import dicts, functions
+from torch._dynamo.variables import dicts, functions, lazy
 from torch._dynamo.variables.builtin import BuiltinVariable
+from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
-from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
+from torch._dynamo.variables.user_defined import (
+    UserDefinedClassVariable,
+    UserDefinedObjectVariable,
+)
 from torch._guards import Source
 
 from ._nodes import storage_of
@@ -69,14 +73,26 @@ def guard_inlined_functions(is_ours: IsOurs) -> None:
 
 
 def source_of_function(func) -> Source | None:
-    """Where Dynamo finds a function, or that of a method."""
-    source = getattr(func, "source", None)
-    if source is None or not isinstance(func, functions.UserMethodVariable):
-        return source
+    """Where a guard finds a function, or that of a method, of Dynamo's ``func``."""
+    inner = getattr(func, "im_func", func)
+    # In PyTorch 2.15 a method holds its function, in 2.9 to 2.14 the source of its function.
+    source = getattr(func, "source_fn", None)
+    if source is None:
+        source = getattr(inner, "source", None)
+        if source is None or not isinstance(inner, functions.UserMethodVariable):
+            return source
+        source = AttrSource(source, "__func__")
     owner = getattr(source, "base", None)
+    is_method = getattr(source, "member", "") == "__func__"
+    return owner if is_method and _is_function(owner, func) else source
+
+
+def _is_function(source: Source | None, func) -> bool:
+    """Whether a source gives the function itself, as a class and a property do."""
+    owner, member = getattr(source, "base", None), getattr(source, "member", "")
     is_class = isinstance(owner, TypeSource) or getattr(owner, "member", "") == "__class__"
-    # A method that was looked up in the class, as `__getitem__` is, is a function there.
-    return source if is_class else AttrSource(source, "__func__")
+    is_classmethod = isinstance(getattr(func, "obj", None), UserDefinedClassVariable)
+    return member == "fget" or (is_class and not is_classmethod)
 
 
 def _guard_code(func, source) -> None:
@@ -99,7 +115,9 @@ def guard_identity(is_ours: IsOurs) -> None:
         if self.fn in (operator.is_, operator.is_not) and is_ours(tx.output.compiler_fn):
             for side in args:
                 side = getattr(side, "realize", lambda side=side: side)()
-                if isinstance(side, UserDefinedObjectVariable) and side.source is not None:
+                is_object = isinstance(side, UserDefinedObjectVariable)
+                is_object = is_object or type(side).__name__ == "ObjectVariable"
+                if is_object and side.source is not None:
                     install_guard(side.source.make_guard(GuardBuilder.ID_MATCH))
         return result
 
@@ -206,30 +224,57 @@ def break_at_default_dictionaries(is_ours: IsOurs) -> None:
     dicts.DefaultDictVariable.reconstruct = reconstruct
 
 
-def break_at_property_setters(is_ours: IsOurs) -> None:
-    """A write that a property handles is Python's: a graph would keep what the setter was given."""
+def break_at_setters(is_ours: IsOurs) -> None:
+    """A write that a property or another descriptor handles is Python's.
+
+    A graph would keep what the setter was given in place of what it made of it.
+    """
     original = UserDefinedObjectVariable.method_setattr_standard
 
     def method_setattr_standard(self, tx, name, *more, **kwargs):
         if is_ours(tx.output.compiler_fn) and name.is_python_constant():
             owned = inspect.getattr_static(type(self.value), name.as_python_constant(), None)
-            if isinstance(owned, property) and owned.fset is not None:
+            write = getattr(type(owned), "__set__", None)
+            if isinstance(owned, property) or isinstance(write, types.FunctionType):
                 unimplemented("setter of a property", "Python runs it")
         return original(self, tx, name, *more, **kwargs)
 
     UserDefinedObjectVariable.method_setattr_standard = method_setattr_standard
 
 
+def guard_bound_methods(is_ours: IsOurs) -> None:
+    """An attribute that holds another object's method is that method of that object."""
+    for variable in (UserDefinedObjectVariable, UnspecializedNNModuleVariable):
+        if "var_getattr" in vars(variable):
+            _guard_methods_that(variable, is_ours)
+
+
+def _guard_methods_that(variable: type, is_ours: IsOurs) -> None:
+    original = variable.var_getattr
+
+    def var_getattr(self, tx, name):
+        found = getattr(self.value, "__dict__", {}).get(name)
+        if isinstance(found, types.MethodType) and self.source is not None:
+            if is_ours(tx.output.compiler_fn):
+                for part in ("__func__", "__self__"):
+                    source = AttrSource(AttrSource(self.source, name), part)
+                    install_guard(source.make_guard(GuardBuilder.ID_MATCH))
+        return original(self, tx, name)
+
+    variable.var_getattr = var_getattr
+
+
 def format_symbolic_numbers(is_ours: IsOurs) -> None:
     """before  where a graph breaks, a number in place of its text   after  its text, formatted"""
     original = InstructionTranslatorBase._format_value
 
-    def _format_value(self, *args):
+    def _format_value(self, spec, *flags):
         number = self.stack[-1]
-        if isinstance(number, SymNodeVariable) and is_ours(self.output.compiler_fn):
-            # Its text would be looked up where the number comes from.
-            self.stack[-1] = number.clone(source=None)
-        return original(self, *args)
+        if not isinstance(number, SymNodeVariable) or not is_ours(self.output.compiler_fn):
+            return original(self, spec, *flags)
+        text = lazy.LazySymNodeFormatString(self.pop(), spec)
+        # With a source, the number would be looked up there in place of its text.
+        return self.push(lazy.LazyVariableTracker.create(text, source=None))
 
     InstructionTranslatorBase._format_value = _format_value
 
@@ -246,8 +291,10 @@ def mends() -> tuple[Callable[[IsOurs], None], ...]:
     with_defaults = getattr(dicts, "DefaultDictVariable", None)
     if with_defaults is not None and "reconstruct" not in vars(with_defaults):
         found.append(break_at_default_dictionaries)
+    if VERSION < (2, 13):
+        found.append(break_at_setters)
     if VERSION < (2, 12):
-        found.append(break_at_property_setters)
+        found.append(guard_bound_methods)
     else:
         found.append(format_symbolic_numbers)
     return tuple(found)

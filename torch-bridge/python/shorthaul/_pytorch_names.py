@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from typing import Any, NoReturn
 
 import torch
@@ -67,7 +68,8 @@ if not hasattr(torch._dynamo.config, GRAPH_LIMIT):
     GRAPH_LIMIT = "cache_size_limit"
 
 
-def _context_decides() -> bool:
+@functools.cache
+def _keeps_modes_apart() -> bool:
     """Whether fake tensors of another mode than that of the graph's tracer are no error."""
     of_tracer, other = FakeTensorMode(), FakeTensorMode()
     with tracing(TracingContext(of_tracer)), other:
@@ -77,13 +79,9 @@ def _context_decides() -> bool:
             return False
 
 
-#: Whether what a tracer of its own makes, while Dynamo calls a backend, has a mode of its own.
-_KEEPS_MODES_APART = _context_decides()
-
-
 def tracing_apart() -> contextlib.AbstractContextManager:
-    """A tracer of its own may run here, while Dynamo calls a backend."""
-    return contextlib.nullcontext() if _KEEPS_MODES_APART else tracing(None)
+    """Another tracer may run here, while Dynamo calls a backend."""
+    return contextlib.nullcontext() if _keeps_modes_apart() else tracing(None)
 
 
 def unimplemented(what: str, why: str) -> NoReturn:

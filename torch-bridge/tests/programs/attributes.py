@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from .facts import aliases, gradients, observe, randn, step, training
+from .facts import aliases, gradients, observe, raises, randn, step, training
 from .registry import program
 
 
@@ -478,3 +478,75 @@ def same_output_kept_by_module(wrap):
     with torch.no_grad():
         out.add_(1)
     return [shared, out, model.last]
+
+
+class _Doubled:
+    """A descriptor that gives twice what was written, plus one."""
+
+    def __get__(self, owner, kind=None):
+        return owner.__dict__["written"] * 2 + 1
+
+    def __set__(self, owner, value):
+        owner.__dict__["written"] = value * 3
+
+
+class _Settings:
+    doubled = _Doubled()
+
+    def __init__(self, factor):
+        self.factor, self.doubled = factor, 1.0
+
+    @property
+    def half(self):
+        return self.factor / 2
+
+    @classmethod
+    def shift(cls, x):
+        return x + 1
+
+    def scaled(self, x):
+        return x * self.factor
+
+
+@program
+def properties_descriptors_and_class_methods(wrap):
+    settings = _Settings(3.0)
+
+    def forward(x):
+        settings.doubled = settings.half
+        return type(settings).shift(x) * settings.doubled + settings.__class__.shift(x)
+
+    m = wrap(forward)
+    return [step(m, randn(3)), step(m, randn(3)), settings.doubled]
+
+
+@program
+def method_of_another_object_replaced(wrap):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.run = _Settings(2.0).scaled
+
+        def forward(self, x):
+            return self.run(x)
+
+    model = Model()
+    m, seen = wrap(model), []
+    for run in (model.run, _Settings(5.0).scaled, _Settings.shift, lambda x: x - 1):
+        model.run = run
+        seen.append(step(m, randn(3)))
+    return seen
+
+
+@program
+def property_without_a_setter_written(wrap):
+    class Model(nn.Module):
+        @property
+        def factor(self):
+            return 2.0
+
+        def forward(self, x):
+            self.factor = 3.0
+            return x * self.factor
+
+    return raises(step, wrap(Model()), randn(3))

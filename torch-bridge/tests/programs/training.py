@@ -302,3 +302,45 @@ def statistics_written_in_a_checkpoint(wrap):
         [step(m, randn(2, 3, 4, 4)), gradients(model), dict(model.named_buffers())]
         for _ in range(3)
     ]
+
+
+@program
+def counter_written_at_the_end_of_a_checkpoint(wrap):
+    """Eager computes a checkpoint again up to the last value that it needs: it counts once."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(3, 3)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def part(self, x):
+            y = self.fc(x).tanh()
+            self.calls.add_(1)
+            return y
+
+        def forward(self, x):
+            return checkpoint(self.part, x, use_reentrant=False)
+
+    model = Model()
+    m = wrap(model)
+    return [[step(m, randn(2, 3)), gradients(model), model.calls.clone()] for _ in range(2)]
+
+
+@program
+def argument_of_a_checkpoint_written_before_the_backward_pass(wrap):
+    def forward(x, given):
+        return checkpoint(
+            lambda x, other: (x * other).sin(), x, given["other"], use_reentrant=False
+        )
+
+    m = wrap(forward)
+
+    def run():
+        x, other = torch.randn(3, requires_grad=True), torch.randn(3)
+        out = m(x, {"other": other})
+        other.mul_(2)
+        out.sum().backward()
+        return x.grad
+
+    return raises(run)
