@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from shorthaul import _span
 from torch import nn
-from torch._C._functorch import _vmap_increment_nesting
+from torch._C._functorch import _grad_increment_nesting, _vmap_increment_nesting
 from torch._subclasses import FakeTensorMode
 from torch.func import functional_call, hessian, vmap
 from torch.func import grad as func_grad
@@ -381,19 +381,15 @@ def test_what_cannot_be_written_so_is_pytorchs_and_is_said_once():
     assert torch._dynamo.utils.counters["frames"]["total"] == traced
 
 
-def test_a_trace_that_fails_inside_of_a_transform_leaves_it():
+@pytest.mark.parametrize(
+    "enter", [lambda: _vmap_increment_nesting(3, "error"), _grad_increment_nesting]
+)
+def test_a_trace_that_fails_inside_of_a_transform_leaves_it(enter):
     def fails(x):
-        def one(row):
-            raise ValueError("no such row")
-
-        return [vmap(one)(x)]
-
-    def never_ends(x):
-        _vmap_increment_nesting(3, "error")
+        enter()
         raise ValueError("no such row")
 
     depth = torch._C._functorch.get_dynamic_layer_stack_depth()
-    for run in (fails, never_ends):
-        with pytest.raises(ValueError, match="no such row"):
-            _span.trace(run, [torch.ones(3, 2)], FakeTensorMode())
-        assert torch._C._functorch.get_dynamic_layer_stack_depth() == depth
+    with pytest.raises(ValueError, match="no such row"):
+        _span.trace(fails, [torch.ones(3, 2)], FakeTensorMode())
+    assert torch._C._functorch.get_dynamic_layer_stack_depth() == depth

@@ -295,7 +295,7 @@ def mends() -> tuple[Callable[[IsOurs], None], ...]:
         found.append(break_at_setters)
     if VERSION < (2, 12):
         found.append(guard_bound_methods)
-    else:
+    if VERSION >= (2, 11):
         found.append(format_symbolic_numbers)
     return tuple(found)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._C import _functorch
 from torch._subclasses import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
@@ -76,6 +77,15 @@ def mode_at(graph: fx.Graph, place: fx.Node) -> bool:
         if node.target is _SET_GRAD:
             mode = node.args[0]
     return mode
+
+
+#: What ends each transform.
+_LEAVE = {
+    _functorch.TransformType.Vmap: _functorch._vmap_decrement_nesting,
+    _functorch.TransformType.Grad: _functorch._grad_decrement_nesting,
+    _functorch.TransformType.Jvp: _functorch._jvp_decrement_nesting,
+    _functorch.TransformType.Functionalize: _functorch._func_decrement_nesting,
+}
 
 
 class SpanRewrite:
@@ -181,10 +191,12 @@ class SpanRewrite:
                     if isinstance(copied, fx.Node) and _is_size(value_of(copied)):
                         # Sizes come from inputs where they can: a region has no sizes inside.
                         made[node] = sizes.setdefault(expression(value_of(copied)), copied)
-        except BaseException:
+        except BaseException as error:
             for node in reversed(new):
                 self.graph.erase_node(node)
-            raise
+            if isinstance(error, Stays) or not isinstance(error, Exception):
+                raise
+            raise Stays(f"PyTorch cannot run them again: {first_line(error)}") from error
         for node, result in zip(self.outputs, results, strict=True):
             node.replace_all_uses_with(made[result], lambda user: user not in self.inside)
         for node in reversed([*new, *self.span]):
@@ -266,11 +278,13 @@ def trace(run: Callable[..., list], leaves: Sequence[Any], fakes) -> fx.GraphMod
 @contextlib.contextmanager
 def _whole_transforms() -> Iterator[None]:
     """A trace that fails inside of a ``torch.func`` transform leaves it."""
-    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    depth = _functorch.get_dynamic_layer_stack_depth()
     try:
         yield
     finally:
-        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        # PyTorch's own function for this fails in older versions.
+        while _functorch.get_dynamic_layer_stack_depth() > depth:
+            _LEAVE[_functorch.peek_interpreter_stack().key()]()
 
 
 @contextlib.contextmanager
