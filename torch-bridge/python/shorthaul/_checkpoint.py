@@ -15,10 +15,15 @@ import torch
 from torch import fx
 from torch._dynamo.source import LocalSource
 from torch._subclasses import FakeTensorMode
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-#: Functions that write statistics without saying so, and the argument that says whether they do.
-_WRITES_STATISTICS = {"batch_norm": "training", "instance_norm": "use_input_stats"}
+#: Functions that write statistics without saying so: the argument that says whether they do, and
+#: what it is by default.
+_WRITES_STATISTICS = {
+    functional.batch_norm: ("training", False),
+    functional.instance_norm: ("use_input_stats", True),
+}
 
 
 def is_checkpoint(node: fx.Node) -> bool:
@@ -27,18 +32,25 @@ def is_checkpoint(node: fx.Node) -> bool:
 
 
 def written_by(body: fx.GraphModule, looks: Sequence[Any], fakes: FakeTensorMode) -> set[int]:
-    """The operands that a graph writes in place; ``looks`` are its operands, without memory."""
+    """The operands that a graph writes in place; ``looks`` are its operands, without memory.
+
+    None is known if it cannot run without memory. What is written is then saved as well, and
+    autograd raises an error.
+    """
     versions = [getattr(look, "_version", None) for look in looks]
-    with fakes, torch.no_grad():
-        body(*looks)
+    try:
+        with fakes, torch.no_grad():
+            body(*looks)
+    except Exception:
+        return set()
     written = {i for i, n in enumerate(versions) if getattr(looks[i], "_version", None) != n}
     placeholders = body.graph.find_nodes(op="placeholder")
     for node in body.graph.nodes:
-        flag = _WRITES_STATISTICS.get(getattr(node.target, "__name__", ""))
-        if flag is None or not callable(node.target):
+        if node.target not in _WRITES_STATISTICS:
             continue
+        flag, default = _WRITES_STATISTICS[node.target]
         given = inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments
-        if given.get(flag, flag == "use_input_stats"):
+        if given.get(flag, default):
             statistics = [given.get(name) for name in ("running_mean", "running_var")]
             written |= {i for i, operand in enumerate(placeholders) if operand in statistics}
     return written
