@@ -21,8 +21,8 @@ pub struct InternalError {
     pub place: String,
 }
 
-/// Stack of a thread that works: as much as deeply nested models take.
-const STACK_BYTES: usize = 256 << 20;
+/// Bytes of stack of a thread that works: as much as deeply nested models take.
+pub const STACK_BYTES: usize = 256 << 20;
 
 /// Calls of [`caught`] that are under way, on any thread.
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);

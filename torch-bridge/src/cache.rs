@@ -2,7 +2,8 @@
 //!
 //! Owns two calls of the cache in `kernels`. Never decides what is kept.
 
-use crate::program::{CompileFailure, Listener};
+use crate::listener::Listener;
+use crate::program::CompileFailure;
 use compiler::kernels::cache::{Cache, CacheError, CacheSettings};
 use pyo3::prelude::*;
 

@@ -7,6 +7,7 @@ mod built;
 mod cache;
 mod calls;
 mod cuda;
+mod listener;
 mod onnx;
 mod onnx_optimize;
 mod optimizer;

@@ -3,7 +3,8 @@
 #![allow(unsafe_code)]
 
 use crate::cuda::cuda_target;
-use crate::program::{CompileFailure, Listener, detached};
+use crate::listener::{Listener, detached};
+use crate::program::CompileFailure;
 use compiler::cuda_kernels::machine::Addresses;
 use compiler::graph::DType;
 use compiler::kernels::pool::Pool;

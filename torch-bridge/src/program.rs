@@ -7,6 +7,7 @@
 use crate::built::{Blocks, Built, ProductRow, Times};
 use crate::calls::{self, AttentionRow, CallRow, PyOperators};
 use crate::cuda::{cuda_target, products_by};
+use crate::listener::{Listener, detached, interruptible};
 use crate::steering;
 use compiler::CompileError;
 use compiler::attention::Operators;
@@ -14,7 +15,6 @@ use compiler::graph::{Bindings, ContainerId, DType, Graph, Symbol};
 use compiler::importer::torch::ImportError;
 use compiler::internal_error::{InternalError, caught};
 use compiler::kernels::compile::CompileError as kernels;
-use compiler::kernels::progress::{Progress, UnitReady};
 use compiler::report::Report;
 use compiler::torch::{Captured, Sizes, locked};
 use pyo3::create_exception;
@@ -147,19 +147,20 @@ impl Program {
         machine: Option<&str>,
     ) -> PyResult<Program> {
         let choices = steering::choices(recipe, budget, machine)?;
-        let templates = templates.as_ref().map(|templates| &templates.get().texts);
-        let constants: Vec<&[u8]> = constants.iter().map(Vec::as_slice).collect();
+        let graph_json = graph_json.to_owned();
         let threads = threads.max(1);
-        let work = || {
-            let captured = Captured::parse(graph_json, &constants).map_err(Failure::Import)?;
-            let mut listener = Listener::new(progress);
+        let work = move |abandoned| {
+            let templates = templates.as_ref().map(|templates| &templates.get().texts);
+            let constants: Vec<&[u8]> = constants.iter().map(Vec::as_slice).collect();
+            let captured = Captured::parse(&graph_json, &constants).map_err(Failure::Import)?;
+            let mut listener = Listener::of(progress, abandoned);
             let executable = captured
                 .compile(&requires_grad, threads, &choices, templates, &mut listener)
                 .map_err(|error| listener.failure(error))?;
             let built = Built::Cpu(Box::new(executable), threads.into());
             Ok((captured.uses_seed(), built))
         };
-        let (uses_seed, built) = detached(py, work)?;
+        let (uses_seed, built) = interruptible(py, work)?;
         Program::new(built, uses_seed)
     }
 
@@ -182,16 +183,18 @@ impl Program {
         machine: Option<&str>,
     ) -> PyResult<Program> {
         let choices = steering::choices(recipe, budget, machine)?;
-        let templates = templates.as_ref().map(|templates| &templates.get().texts);
         let threads = threads.max(1);
-        let captured = &traced.get().captured;
+        let uses_seed = traced.get().captured.uses_seed();
         let sizes = Sizes {
             own: bindings(sizes),
             expected: expected.into_iter().map(bindings).collect(),
         };
-        let work = || {
-            let mut listener = Listener::new(progress);
-            let executable = captured
+        let work = move |abandoned| {
+            let templates = templates.as_ref().map(|templates| &templates.get().texts);
+            let mut listener = Listener::of(progress, abandoned);
+            let executable = traced
+                .get()
+                .captured
                 .compile_for(
                     &sizes,
                     &requires_grad,
@@ -203,7 +206,7 @@ impl Program {
                 .map_err(|error| listener.failure(error))?;
             Ok(Built::Cpu(Box::new(executable), threads.into()))
         };
-        Program::new(detached(py, work)?, captured.uses_seed())
+        Program::new(interruptible(py, work)?, uses_seed)
     }
 
     /// Compiles a captured graph to CUDA kernels for the device of number `device`, or for the
@@ -229,11 +232,12 @@ impl Program {
         // Measured limits are the CPU's: they say nothing of a device.
         let choices = steering::choices(recipe, budget, None)?;
         let products = products_by(table, every)?;
-        let constants: Vec<&[u8]> = constants.iter().map(Vec::as_slice).collect();
-        let target = cuda_target(device, &nvrtc);
-        let work = || {
-            let captured = Captured::parse(graph_json, &constants).map_err(Failure::Import)?;
-            let mut listener = Listener::new(progress);
+        let graph_json = graph_json.to_owned();
+        let work = move |abandoned| {
+            let target = cuda_target(device, &nvrtc);
+            let constants: Vec<&[u8]> = constants.iter().map(Vec::as_slice).collect();
+            let captured = Captured::parse(&graph_json, &constants).map_err(Failure::Import)?;
+            let mut listener = Listener::of(progress, abandoned);
             let executable = captured
                 .compile_cuda(
                     &requires_grad,
@@ -246,7 +250,7 @@ impl Program {
                 .map_err(|error| listener.failure(error))?;
             Ok((captured.uses_seed(), Built::Cuda(Box::new(executable))))
         };
-        let (uses_seed, built) = detached(py, work)?;
+        let (uses_seed, built) = interruptible(py, work)?;
         Program::new(built, uses_seed)
     }
 
@@ -517,77 +521,5 @@ impl Failure {
             Failure::Internal(_) => InternalFailure::new_err(message),
             _ => CompileFailure::new_err(message),
         }
-    }
-}
-
-/// Runs work without the interpreter lock; a failure, or a panic, becomes an error of Python's.
-///
-/// # Errors
-/// What the work failed with, as the exception of its kind.
-pub(crate) fn detached<T: Send>(
-    py: Python<'_>,
-    work: impl FnOnce() -> Result<T, Failure> + Send,
-) -> PyResult<T> {
-    let done = py.detach(|| caught(work).unwrap_or_else(|e| Err(Failure::Internal(e))));
-    done.map_err(|failure| failure.into_python(py))
-}
-
-/// Passes progress on to a Python callable, and warnings to Python's `warnings`; stops for signals.
-pub(crate) struct Listener {
-    progress: Option<Py<PyAny>>,
-    raised: Option<PyErr>,
-}
-
-impl Listener {
-    pub(crate) fn new(progress: Option<Py<PyAny>>) -> Listener {
-        Listener {
-            progress,
-            raised: None,
-        }
-    }
-
-    fn tell(&self, done: usize, total: usize, name: &str) {
-        let Some(progress) = &self.progress else {
-            return;
-        };
-        Python::attach(|py| {
-            if let Err(error) = progress.call1(py, (done, total, name)) {
-                error.write_unraisable(py, None);
-            }
-        });
-    }
-
-    /// The error, or what stopped the work.
-    pub(crate) fn failure(self, error: CompileError) -> Failure {
-        self.raised
-            .map_or(Failure::Compile(error), Failure::Interrupted)
-    }
-}
-
-impl Progress for Listener {
-    fn warn(&mut self, message: &str) {
-        Python::attach(|py| {
-            let warn = || -> PyResult<()> {
-                py.import("warnings")?.call_method1("warn", (message,))?;
-                Ok(())
-            };
-            if let Err(error) = warn() {
-                error.write_unraisable(py, None);
-            }
-        });
-    }
-
-    fn units_written(&mut self, total: usize) {
-        self.tell(0, total, "");
-    }
-
-    fn is_interrupted(&mut self) -> bool {
-        // Python looks at signals on its main thread alone; elsewhere there are none.
-        self.raised = Python::attach(|py| py.check_signals().err());
-        self.raised.is_some()
-    }
-
-    fn unit_ready(&mut self, unit: &UnitReady<'_>) {
-        self.tell(unit.done, unit.total, unit.name);
     }
 }

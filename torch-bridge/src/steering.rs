@@ -3,7 +3,8 @@
 //! Owns the exception for a text that is not a recipe. What is planned here is neither compiled nor run.
 
 use crate::built::Built;
-use crate::program::{CompileFailure, Failure, detached};
+use crate::listener::detached;
+use crate::program::{CompileFailure, Failure};
 use compiler::Target;
 use compiler::budget::MemoryBudget;
 use compiler::graph::Machine;

@@ -2,7 +2,8 @@
 //!
 //! Owns the Python object; what a cut-out is, and how it is timed, is the compiler's.
 
-use crate::program::{CompileFailure, Failure, Listener, detached};
+use crate::listener::{Listener, detached};
+use crate::program::{CompileFailure, Failure};
 use crate::steering;
 use compiler::Target;
 use compiler::cutout::{self, Cutout, Cutouts};

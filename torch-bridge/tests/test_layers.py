@@ -130,6 +130,14 @@ def test_transposed_convolutions():
                 normal(2, 4, 5, 4),
                 normal(4, 3, 3, 2),
             ),
+            "2d with output padding of a whole stride": (
+                lambda x, w, b: F.conv_transpose2d(
+                    x, w, b, (3, 2), (1, 2), output_padding=(2, 3), groups=2, dilation=4
+                ),
+                normal(2, 2, 4, 4),
+                normal(2, 2, 4, 5),
+                normal(4),
+            ),
             "1d": (
                 lambda x, w: F.conv_transpose1d(x, w, stride=3),
                 normal(2, 4, 5),

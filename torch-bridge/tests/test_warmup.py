@@ -188,6 +188,63 @@ def test_an_interrupt_ends_the_compilers(slow_compiler, tmp_path, monkeypatch):
     assert run.returncode == 0
 
 
+WATCHED = """
+import torch, shorthaul
+from torch import nn
+model = shorthaul.module(nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 4)))
+model(torch.randn(5, 6)).sum().backward()
+"""
+
+
+def test_a_terminal_shows_what_is_going_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("SHORTHAUL_CACHE_DIR", str(tmp_path / "empty"))
+    screen, terminal = os.openpty()
+    done = subprocess.run([sys.executable, "-c", WATCHED], stderr=terminal, timeout=300)
+    os.close(terminal)
+    seen = os.read(screen, 1 << 16).decode()
+    os.close(screen)
+    assert done.returncode == 0, seen
+    lines = [line for line in seen.replace("\033[K", "").split("\r") if line]
+    assert lines[0] == "shorthaul: planning kernels"
+    assert lines[1].startswith("shorthaul: 0 of ") and lines[1].endswith(" files compiled")
+    assert seen.endswith("\r\033[K\r"), "the line is taken away"
+
+
+PLANNING = """
+import os, signal, threading, time
+import torch, torchvision, shorthaul
+from shorthaul import _program
+signal.signal(signal.SIGINT, signal.default_int_handler)
+_program.progress = lambda: lambda done, total, name: print("it was planned already")
+native = _program._native.Program
+def interrupt():
+    global at
+    at = time.monotonic()
+    os.kill(os.getpid(), signal.SIGINT)
+class Watched:
+    def __getattr__(self, name):
+        if name.startswith("compile"):
+            threading.Timer(0.5, interrupt).start()
+        return getattr(native, name)
+_program._native.Program = Watched()
+model = shorthaul.module(torchvision.models.densenet121())
+try:
+    model(torch.randn(2, 3, 64, 64)).sum().backward()
+    print("finished")
+except KeyboardInterrupt:
+    print("stopped after", time.monotonic() - at)
+"""
+
+
+def test_an_interrupt_ends_the_wait_for_a_plan():
+    run = subprocess.run(
+        [sys.executable, "-c", PLANNING], capture_output=True, text=True, timeout=300
+    )
+    assert run.stdout.startswith("stopped after"), run.stdout + run.stderr
+    assert float(run.stdout.split()[-1]) < 5, "it waited for the plan"
+    assert run.returncode == 0, run.stderr
+
+
 def test_the_log_has_the_seconds_of_a_compilation(caplog):
     compiled = shorthaul.module(model())
     with caplog.at_level(logging.INFO, logger="shorthaul"):

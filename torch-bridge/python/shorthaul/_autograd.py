@@ -233,8 +233,8 @@ def backward(
         scratch = program.lend_briefly(program.backward_scratch_bytes)
     arguments = (
         [grad.data_ptr() for grad in given],
-        [tensor.data_ptr() for tensor in reads],
-        [tensor.data_ptr() for tensor in output_reads],
+        _kept_addresses(reads, program.inputs, program.backward_reads),
+        _kept_addresses(output_reads, program.outputs, program.native.backward_output_reads),
         _address(saved),
         [grad.data_ptr() for grad in grads],
         _address(scratch),
@@ -276,10 +276,23 @@ def _addresses(program: Program, inputs: Sequence[torch.Tensor]) -> list[int]:
     return addresses
 
 
-def _refuse_freed(spec: TensorSpec) -> None:
+def _kept_addresses(
+    kept: Sequence[torch.Tensor], specs: Sequence[TensorSpec], positions: Sequence[int]
+) -> list[int]:
+    """Where contiguous tensors that the forward pass kept lie; their memory may have gone since."""
+    addresses = []
+    for tensor in kept:
+        end = tensor.nbytes + tensor.storage_offset() * tensor.itemsize
+        if tensor.untyped_storage().nbytes() < end:
+            _refuse_freed(specs[positions[len(addresses)]], "backward pass")
+        addresses.append(tensor.data_ptr())
+    return addresses
+
+
+def _refuse_freed(spec: TensorSpec, before: str = "call") -> None:
     raise ShorthaulError(
         f"the storage of `{spec.name}` {list(spec.shape)} was freed or made smaller than the "
-        f"tensor; restore its memory before the call"
+        f"tensor; restore its memory before the {before}"
     )
 
 

@@ -30,6 +30,7 @@ from . import _dynamo_mends
 from ._autocast import AUTOCAST, drop_idle_regions
 from ._changes import what_changed, why_broken
 from ._checkpoint import checkpointed, is_checkpoint, written_by
+from ._complex import write_out_complex_numbers
 from ._custom_functions import adopt as adopt_functions
 from ._custom_functions import write_out_functions
 from ._errors import (
@@ -64,7 +65,7 @@ from ._pytorch_names import ABSENT, REPLACED, PassingError, dict_keys_guard, wra
 from ._pytorch_version import VERSION
 from ._recipe import check_budget, text_of
 from ._region import Region
-from ._rewrites import simplify
+from ._rewrites import simplify, take_views
 from ._sizes import expression, is_factor, write_out_sizes
 
 log = logging.getLogger("shorthaul")
@@ -274,6 +275,7 @@ class GraphCompiler:
 
     def _compile(self, graph_module: fx.GraphModule, example_inputs, frame: Any):
         adopt_functions(graph_module)
+        take_views(graph_module.graph)
         original = with_gradients_inside(graph_module)
         reason = write_out_gradients(graph_module) or whole_graph_reason(graph_module.graph)
         if reason:
@@ -282,6 +284,7 @@ class GraphCompiler:
         write_out_functions(graph_module.graph)
         drop_idle_dropouts(graph_module.graph)
         simplify(graph_module.graph)
+        write_out_complex_numbers(graph_module.graph)
         drop_idle_regions(graph_module.graph)
         write_out_sizes(graph_module.graph)
         run = _Attempt(self, graph_module, example_inputs, frame).run()

@@ -247,6 +247,8 @@ class Split:
                 continue
             is_inside = any(arg in open_nodes for arg in node.all_input_nodes)
             is_apart = _is_item(node) or (is_empty(node) and not is_in_place(node))
+            # A view that costs nothing; no region has the complex tensor that it is of.
+            is_apart = is_apart or node.target is torch.view_as_real
             if is_number(node) or (is_apart and not is_inside):
                 if is_inside:
                     close()

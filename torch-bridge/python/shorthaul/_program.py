@@ -390,9 +390,11 @@ def progress():
     if not (is_notebook or sys.stderr.isatty()):
         return None
 
-    def show(done: int, total: int, what: str) -> None:
-        end = "\r" if done < total else "\r\033[K"
-        text = f"shorthaul: {what} {done}/{total}" if done < total else ""
-        print(f"\r\033[K{text}", end=end, file=sys.stderr, flush=True)
+    def write(text: str) -> None:
+        print(f"\r\033[K{text}", end="\r", file=sys.stderr, flush=True)
 
+    def show(done: int, total: int, what: str) -> None:
+        write(f"shorthaul: {done} of {total} files compiled" if done < total else "")
+
+    write("shorthaul: planning kernels")
     return show

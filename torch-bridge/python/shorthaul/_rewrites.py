@@ -194,12 +194,54 @@ def sum_bags_of_one_length(graph: fx.Graph) -> None:
 _BAGS = inspect.signature(functional.embedding_bag)
 
 
+#: Methods that turn a tensor into a view of itself, by the method that gives the view.
+_INTO_VIEWS = {
+    f"{name}_": name for name in ("squeeze", "swapaxes", "swapdims", "t", "transpose", "unsqueeze")
+}
+
+
+def take_views(graph: fx.Graph) -> None:
+    """before  x.squeeze_(), y = f(x)   after  v = x.squeeze(), y = f(v)
+
+    Legal where the graph made x: nobody else sees what x is. The traced value of x is the tensor
+    that it has become, so nodes before get another one in the same memory, that is as x was.
+    """
+    for node in list(graph.nodes):
+        if node.op != "call_method" or node.target not in _INTO_VIEWS or node.kwargs:
+            continue
+        changed = value_of(node.args[0])
+        names = [one for one in graph.nodes if value_of(one) is changed]
+        if not isinstance(changed, FakeTensor) or names[0].op in ("placeholder", "get_attr"):
+            continue
+        at = names.index(node)
+        with torch.set_grad_enabled(changed.requires_grad):
+            was = run_again(names[0], changed.fake_mode)
+            if was is changed:
+                continue
+            with changed.fake_mode:
+                was = changed.as_strided(was.shape, was.stride(), changed.storage_offset())
+            for name in names[:at]:
+                name.meta["example_value"] = was
+            with graph.inserting_before(node):
+                view = graph.call_method(_INTO_VIEWS[node.target], node.args)
+            view.meta = node.meta | {"example_value": run_again(view, changed.fake_mode)}
+        for name in names[at + 1 :]:
+            name.meta["example_value"] = value_of(view)
+        nodes = list(graph.nodes)
+        behind = set(nodes[nodes.index(node) + 1 :])
+        for name in names[:at]:
+            for user in behind.intersection(name.users):
+                user.replace_input_with(name, view)
+        node.replace_all_uses_with(view)
+        graph.erase_node(node)
+
+
 def _metadata(tensor: torch.Tensor) -> tuple:
     return tuple(map(expression, tensor.shape)), tensor.dtype, tensor.device
 
 
 def simplify(graph: fx.Graph) -> None:
-    """All of these rewrites."""
+    """All of these rewrites but ``take_views``, which comes before all others."""
     drop_unread_shapes(graph)
     drop_choices_of_attention(graph)
     expand_one_by_one(graph)
@@ -209,4 +251,4 @@ def simplify(graph: fx.Graph) -> None:
     sum_bags_of_one_length(graph)
 
 
-__all__ = ["fill_where", "simplify"]
+__all__ = ["fill_where", "simplify", "take_views"]

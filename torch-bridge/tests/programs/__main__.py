@@ -17,6 +17,7 @@ from collections.abc import Iterator
 import conftest  # noqa: F401  (finds Shorthaul where it is not installed)
 import torch._dynamo  # before any fork, so that children share it
 
+from .ran import COMPILED, NOT_COMPILED, PARTLY
 from .registry import THEMES, Program, programs
 from .run import CRASHED, DIFFERS, HUNG, NEWER, REFUSED, SAME, Outcome, run_here, run_in_children
 from .wraps import WRAPS
@@ -65,18 +66,22 @@ def outcomes(chosen: list[Program], arguments: argparse.Namespace) -> Iterator[O
 def _print_summary(ended: list[Outcome], arguments: argparse.Namespace) -> None:
     by_theme = collections.defaultdict(collections.Counter)
     for outcome in ended:
-        by_theme[outcome.program.split(".")[0]][outcome.kind] += 1
+        by_theme[outcome.program.split(".")[0]].update([outcome.kind, outcome.ran])
     kinds = (SAME, REFUSED, NEWER, DIFFERS, CRASHED, HUNG)
-    print(f"\n{'theme':<14}" + "".join(f"{kind:>9}" for kind in kinds))
+    columns = (*kinds, COMPILED, PARTLY, NOT_COMPILED)
+    print(f"\n{'theme':<16}" + " ".join(f"{column:>8}" for column in columns))
     for theme in THEMES:
         if theme in by_theme:
-            print(f"{theme:<14}" + "".join(f"{by_theme[theme][kind]:>9}" for kind in kinds))
+            counts = (f"{by_theme[theme][column]:>{max(8, len(column))}}" for column in columns)
+            print(f"{theme:<16}" + " ".join(counts))
     for outcome in sorted(ended, key=lambda o: -o.seconds)[: arguments.slowest]:
         print(f"{outcome.seconds:7.2f} s  {outcome.program}")
     total = sum(by_theme.values(), collections.Counter())
     counts = ", ".join(f"{total[kind]} {kind}" for kind in kinds)
+    who = ", ".join(f"{total[ran]} {ran}" for ran in (COMPILED, PARTLY, NOT_COMPILED))
     seconds = sum(outcome.seconds for outcome in ended)
     print(f"\n{arguments.wrap}: {len(ended)} programs: {counts} ({seconds:.0f} s of work)")
+    print(f"In the processes of the programs themselves: {who}")
 
 
 def main() -> int:

@@ -1,5 +1,7 @@
 """Programs that change types: casts in forward, mixed types, promotion, special numbers."""
 
+import math
+
 import torch
 from torch import nn
 
@@ -230,6 +232,99 @@ def rotary_embedding_by_complex_numbers(wrap):
         return torch.view_as_real(z * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
 
     return step(wrap(forward), randn(2, 5, 8), torch.randn(5, 4))
+
+
+class _Rotated(nn.Module):
+    """Meta's rotary embedding: a table of complex numbers, cut to the positions of a call."""
+
+    def __init__(self, dim: int = 6, length: int = 16):
+        super().__init__()
+        angles = torch.outer(torch.arange(length).float(), 1e4 ** (-torch.arange(0, dim, 2) / dim))
+        self.turns = torch.polar(torch.ones_like(angles), angles)
+        self.q, self.k = nn.Linear(2 * dim, 2 * dim), nn.Linear(2 * dim, 2 * dim)
+
+    def forward(self, x, start: int, heads_first: bool = False):
+        turns = self.turns[start : start + x.shape[1]].to(x.device)
+        turns = turns.view(1, 1, x.shape[1], 3) if heads_first else turns.unsqueeze(1)
+        found = []
+        for layer in (self.q, self.k):
+            y = layer(x).unflatten(-1, (2, 6)).float()
+            y = y.transpose(1, 2) if heads_first else y
+            z = torch.view_as_complex(y.reshape(*y.shape[:-1], -1, 2))
+            found.append(torch.view_as_real(z * turns).flatten(-2).type_as(x))
+        return found
+
+
+@program
+def rotary_embedding_of_a_complex_table(wrap):
+    model = _Rotated()
+    m = wrap(model)
+    return [training(model, m, randn(2, n, 12), start) for n, start in ((4, 0), (4, 3), (7, 1))]
+
+
+@program
+def rotary_embedding_of_permuted_heads(wrap):
+    model = _Rotated()
+    m = wrap(model)
+    return [training(model, m, randn(2, n, 12), 1, heads_first=True) for n in (4, 5)]
+
+
+@program
+def complex_table_that_learns(wrap):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.filter = nn.Parameter(torch.randn(4, 3, dtype=torch.complex64))
+
+        def forward(self, x):
+            z = torch.complex(x, x.square()) * self.filter.unsqueeze(0)
+            return torch.view_as_real(z.transpose(-1, -2)), (z * z.conj()).real
+
+    model = Model()
+    return training(model, wrap(model), randn(2, 4, 3))
+
+
+@program
+def parts_of_complex_results(wrap):
+    def forward(a, b):
+        z = torch.view_as_complex(a) * torch.view_as_complex(b)
+        pair = torch.view_as_real(z)
+        return pair, z.real, z.imag, z[..., 1:].real, torch.view_as_real(z.conj() - z)
+
+    m = wrap(forward)
+    return [step(m, randn(3, 4, 2), randn(3, 4, 2)), m(torch.randn(3, 4, 2), torch.randn(4, 2))]
+
+
+@program
+def complex_results_that_are_not_finite(wrap):
+    def forward(a, b):
+        z, w = torch.view_as_complex(a), torch.view_as_complex(b)
+        return torch.view_as_real(z * w), torch.view_as_real(z + w), torch.view_as_real(z * 2.0)
+
+    a = torch.tensor([[math.inf, 1.0], [0.0, math.nan], [-0.0, 2.0]])
+    return wrap(forward)(a, torch.tensor([[2.0, 0.0], [1.0, -math.inf], [0.0, -1.0]]))
+
+
+@program
+def complex_results_written_and_returned(wrap):
+    def forward(a, b):
+        z = torch.view_as_complex(a * 1) * torch.view_as_complex(b)
+        w = z * z
+        w.mul_(2)
+        pair = torch.view_as_real(z)
+        pair.add_(1)
+        return pair, torch.view_as_real(w), torch.view_as_real(z * z), z
+
+    return step(wrap(forward), torch.randn(3, 2), torch.randn(3, 2))
+
+
+@program
+def pair_written_by_the_caller(wrap):
+    m = wrap(lambda x: torch.view_as_real(torch.view_as_complex(x)))
+    x = torch.randn(3, 2)
+    y = m(x)
+    y.add_(1)
+    return [x, y is x]
 
 
 @program

@@ -531,6 +531,14 @@ def storage_of_weight_freed_and_given_back(wrap):
 
 
 @program
+def storage_of_weight_freed_before_the_backward_pass(wrap):
+    model = nn.Linear(3, 3)
+    y = wrap(model)(randn(2, 3))
+    model.weight.untyped_storage().resize_(0)
+    return raises(y.sum().backward)
+
+
+@program
 def zero_gradients_in_place_or_none(wrap):
     model = nn.Linear(3, 3)
     m, seen = wrap(model), []

@@ -29,6 +29,7 @@ from torch.nn.modules import module as nn_module
 
 from .compare import Refused, differences, is_own
 from .facts import observe
+from .ran import watched
 from .registry import Program
 from .wraps import WRAPS, eager
 
@@ -41,12 +42,17 @@ _GLOBAL_HOOKS = [name for name in vars(nn_module) if name.startswith("_global_")
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a program ended under a wrap; ``reasons`` say why it is not the same."""
+    """How a program ended under a wrap; ``reasons`` say why it is not the same.
+
+    ``ran`` says who ran it (``ran.COMPILED`` and so on), ``outside`` what PyTorch ran of it.
+    """
 
     program: str
     kind: str
     reasons: tuple[str, ...] = ()
     seconds: float = 0.0
+    ran: str = ""
+    outside: tuple[str, ...] = ()
 
 
 class _TimeIsUp(BaseException):
@@ -106,8 +112,14 @@ def run_here(program: Program, wrap_name: str, seconds: int = 120) -> Outcome:
     """Runs ``program`` in this process, in eager first."""
     began = time.monotonic()
 
+    watch = None
+
     def ended(kind: str, *reasons: str) -> Outcome:
-        return Outcome(program.full_name, kind, reasons, time.monotonic() - began)
+        seconds = time.monotonic() - began
+        if watch is None:
+            return Outcome(program.full_name, kind, reasons, seconds)
+        outside = tuple(watch.outside)
+        return Outcome(program.full_name, kind, reasons, seconds, watch.ran, outside)
 
     if program.since > VERSION:
         return ended(NEWER, "it needs PyTorch {}.{}".format(*program.since))
@@ -116,7 +128,7 @@ def run_here(program: Program, wrap_name: str, seconds: int = 120) -> Outcome:
     except Exception:
         return ended(CRASHED, "in eager: " + traceback.format_exc())
     try:
-        with _time_limit(seconds):
+        with _time_limit(seconds), watched() as watch:
             found = observed(program, WRAPS[wrap_name])
         lines = differences(expected, found, program.slack)
     except _TimeIsUp:

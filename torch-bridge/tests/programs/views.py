@@ -433,3 +433,46 @@ def long_products(wrap):
     m = wrap(lambda x: x.cumprod(0)[-1])
     x = (1 + 1e-4 * torch.randn(20_000)).requires_grad_()
     return step(m, x)
+
+
+@program
+def intermediates_made_into_views_of_themselves(wrap):
+    def forward(x, mask):
+        y = x * 2
+        half = y[:2]
+        y.unsqueeze_(1)
+        hidden = (mask > 0).float()
+        hidden.unsqueeze_(0).unsqueeze_(-1)
+        z = (y * hidden).sum(1)
+        z.squeeze_(-1)
+        z.transpose_(0, 1)
+        w = z + 1
+        z.mul_(2)
+        return w.t_(), z, half, y
+
+    return step(wrap(forward), randn(3, 4), torch.tensor([1.0, -1.0, 2.0, 3.0]))
+
+
+@program
+def intermediate_made_a_view_in_one_branch(wrap):
+    def forward(x, flag):
+        y = x * 2
+        z = y.relu_()
+        if flag:
+            z.unsqueeze_(0)
+        z.add_(1)
+        return y.sum(0), z
+
+    m = wrap(forward)
+    return [step(m, torch.randn(3, 4), flag) for flag in (True, False)]
+
+
+@program
+def one_of_two_results_made_a_view(wrap):
+    def forward(x):
+        largest, at = x.max(0)
+        largest.unsqueeze_(0)
+        at.unsqueeze_(1)
+        return largest @ x.T, at
+
+    return step(wrap(forward), torch.randn(4, 5))

@@ -295,19 +295,37 @@ fn transposed(s: &mut Site, n: usize) -> Results {
     let (x, added) = batched(s, n)?;
     let w = s.tensor("weight")?;
     let (ones, zeros) = (vec![1; n], vec![0; n]);
-    let pad = s.ints_for("padding", n, &zeros)?;
+    let stride = s.ints_for("stride", n, &ones)?;
+    let low = s.ints_for("padding", n, &zeros)?;
+    let mut high = low.clone();
+    let mut extra = s.ints_for("output_padding", n, &zeros)?;
+    // `output_padding` of a whole stride or more: less is cut off at the end, and what lies behind
+    // the last window is zero.
+    let mut behind = vec![0; n];
+    for d in 0..n {
+        if extra[d] >= stride[d] {
+            behind[d] = (extra[d] - high[d]).max(0);
+            high[d] = (high[d] - extra[d]).max(0);
+            extra[d] = 0;
+        }
+    }
     let a = attrs([
-        ("stride", Attr::Ints(s.ints_for("stride", n, &ones)?)),
-        ("pad_low", Attr::Ints(pad.clone())),
-        ("pad_high", Attr::Ints(pad)),
+        ("stride", Attr::Ints(stride)),
+        ("pad_low", Attr::Ints(low)),
+        ("pad_high", Attr::Ints(high)),
         ("dilation", Attr::Ints(s.ints_for("dilation", n, &ones)?)),
         ("groups", Attr::Int(s.int_or("groups", 1)?)),
-        (
-            "output_padding",
-            Attr::Ints(s.ints_for("output_padding", n, &zeros)?),
-        ),
+        ("output_padding", Attr::Ints(extra)),
     ]);
-    let y = s.op1("conv_transpose", &[x, w], a)?;
+    let mut y = s.op1("conv_transpose", &[x, w], a)?;
+    if behind != zeros {
+        let sizes = |spatial: Vec<i64>| {
+            let all = [0, 0].into_iter().chain(spatial);
+            Attr::Sizes(all.map(SymExpr::constant).collect())
+        };
+        let a = attrs([("low", sizes(zeros)), ("high", sizes(behind))]);
+        y = s.op1("pad", &[y], a)?;
+    }
     let bias = channel_bias(s, n)?;
     let y = with_bias(s, y, bias)?;
     unbatched(s, y, added)
