@@ -96,6 +96,10 @@ class _Passes(torch.autograd.Function):
     @torch._dynamo.disable
     def backward(ctx, *grads):
         program: Program = ctx.program
+        if grads[0] is None and all(grad is None for grad in grads):
+            # Nothing flows here, as from statistics that a layer keeps with their history. What
+            # was saved may be gone.
+            return (None,) * (len(program.inputs) + 1)
         kept = ctx.saved_tensors
         rerun, refusal = program.rerun, ""
         if torch.is_grad_enabled() or _has_batches(grads):

@@ -153,3 +153,51 @@ def weight_norm_taken_off(wrap):
     seen = training(model, m, randn(2, 2, 3, 3))
     nn.utils.parametrize.remove_parametrizations(model[0], "weight")
     return [seen, training(model, m, randn(2, 2, 3, 3))]
+
+
+class _Normalized(nn.Module):
+    """A textbook's batch norm: its statistics keep their history."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width))
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("var", torch.ones(width))
+
+    def forward(self, x):
+        mean, var = self.mean, self.var
+        if self.training:
+            mean = x.mean(0)
+            var = (x * x).mean(0) - mean**2
+            self.mean = 0.9 * self.mean + 0.1 * mean
+            self.var = 0.9 * self.var + 0.1 * var
+        return (x - mean) / torch.sqrt(var + 1e-5) * self.scale
+
+
+@program(slack=10)
+def statistics_that_keep_their_history(wrap):
+    layers = (nn.Linear(3, 4), _Normalized(4), nn.Tanh(), nn.Linear(4, 4), _Normalized(4))
+    model = nn.Sequential(*layers)
+    m = wrap(model)
+    seen = [training(model, m, randn(8, 3)) for _ in range(4)]
+    model.eval()
+    return [seen, m(torch.randn(8, 3)), [b.requires_grad for b in model.buffers()]]
+
+
+@program
+def statistics_whose_history_is_used_again(wrap):
+    """The second backward pass reaches what the first one has freed."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(3))
+            self.register_buffer("state", torch.zeros(3))
+
+        def forward(self, x):
+            self.state = torch.tanh(self.state + x * self.w)
+            return self.state * 2
+
+    m = wrap(Model())
+    m(torch.randn(3)).sum().backward()
+    return raises(m(torch.randn(3)).sum().backward)
