@@ -72,6 +72,13 @@ def normal_sized(mean, std, size, *, generator=None, dtype=None, **kwargs):
     return torch.randn(size, dtype=dtype) * std + mean
 
 
+def uniform(x, low=0.0, high=1.0, *, generator=None):
+    """Numbers in ``[low, high)`` in the place of x, which it does not read."""
+    if generator is not None or not x.is_floating_point() or not low <= high:
+        return NotImplemented
+    return torch.rand_like(x) * (high - low) + low
+
+
 def multinomial(weights, num_samples, replacement=False, *, generator=None):
     """With replacement by the cumulative weights; without, the largest weights by exponential ones.
 
@@ -107,6 +114,7 @@ RULES = {
     aten.randint.low: randint_low,
     aten.randint_like.default: randint_like,
     aten.randint_like.low_dtype: randint_like_low,
+    aten.uniform.default: uniform,
 }
 
 __all__ = ["RULES"]

@@ -111,7 +111,7 @@ def is_view(node: fx.Node) -> bool:
 
 
 #: Operators of PyTorch itself, and of ours.
-_NAMESPACES = frozenset("aten prim prims profiler shorthaul torch_nn".split())
+_NAMESPACES = frozenset("aten prim prims profiler shorthaul".split())
 
 _AUTOGRAD = ("Autograd", "AutogradCPU", "AutogradCUDA")
 

@@ -516,6 +516,23 @@ def gradient_of_zero_sized_parameter(wrap):
 
 
 @program
+def zero_rows_of_tokens_that_learn(wrap):
+    """As vision transformers have without a class token or registers."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.layer = nn.Parameter(torch.randn(0, 4)), nn.Linear(4, 4)
+
+        def forward(self, x):
+            tokens = self.tokens.expand(len(x), -1, -1)
+            return self.layer(torch.cat((tokens, x), 1)).relu()
+
+    model = Model()
+    return training(model, wrap(model), randn(2, 3, 4))
+
+
+@program
 def storage_of_weight_freed_and_given_back(wrap):
     """As sharded training does between uses."""
     model = nn.Linear(3, 3)
