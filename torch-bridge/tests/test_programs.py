@@ -51,7 +51,7 @@ def test_most_programs_are_compiled(outcomes):
     ended = [one for theme in THEMES for one in outcomes[theme] if one.ran]
     left = [one.program for one in ended if one.ran == NOT_COMPILED]
     # Before PyTorch 2.14 its tracer breaks graphs at more places.
-    most = 150 if VERSION >= (2, 14) else len(ended) // 4
+    most = 160 if VERSION >= (2, 14) else len(ended) // 4
     assert len(left) <= most, left
 
 

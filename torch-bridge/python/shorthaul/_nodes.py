@@ -11,6 +11,23 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses import FakeTensor
+
+#: Types of elements that kernels hold.
+DTYPES = frozenset(
+    {
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    }
+)
 
 #: Functions and methods whose result is a view of their first operand, if it shares its storage.
 _VIEWS = frozenset(
@@ -61,6 +78,19 @@ def tensors_of(value: Any) -> Iterable[torch.Tensor]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from tensors_of(item)
+
+
+def tensor_reason(tensor: torch.Tensor) -> str | None:
+    """Why kernels cannot use a tensor; ``None`` if they can."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor):
+        return f"it uses a tensor of class {type(tensor).__name__}"
+    if tensor.layout != torch.strided:
+        return f"it uses a {tensor.layout} tensor"
+    if tensor.dtype not in DTYPES:
+        return f"it uses a tensor of type {str(tensor.dtype).removeprefix('torch.')}"
+    if tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+        return "it uses a quantized or lazily conjugated tensor"
+    return None
 
 
 def classes_of(node: fx.Node) -> int | None:

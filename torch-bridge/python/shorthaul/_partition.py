@@ -32,26 +32,11 @@ from ._nodes import (
     needs_gradient,
     overlaps,
     storage_of,
+    tensor_reason,
     tensors_of,
     value_of,
 )
 from ._older_gradients import has_own_gradient
-
-#: Types of elements that kernels hold.
-DTYPES = frozenset(
-    {
-        torch.bool,
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-    }
-)
 
 #: Methods that change what a tensor is, not only its elements: the graph is PyTorch's then.
 METADATA_WRITES = frozenset(
@@ -91,6 +76,10 @@ _CHECKS = ("_check", "_assert", "_foreach", "_log_api_usage", "sym_constrain")
 _NO_VALUE = "it returns no value"
 
 _SET_GRAD = torch._C._set_grad_enabled
+_INFERENCE = (
+    torch.autograd.grad_mode._enter_inference_mode,
+    torch.autograd.grad_mode._exit_inference_mode,
+)
 
 
 @dataclass(frozen=True)
@@ -198,21 +187,6 @@ def _writes_overlapping(node: fx.Node) -> bool:
     return isinstance(target, torch.Tensor) and target.layout == torch.strided and overlaps(target)
 
 
-def tensor_reason(tensor: torch.Tensor) -> str | None:
-    """Why kernels cannot use a tensor; ``None`` if they can."""
-    from torch._subclasses import FakeTensor
-
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor):
-        return f"it uses a tensor of class {type(tensor).__name__}"
-    if tensor.layout != torch.strided:
-        return f"it uses a {tensor.layout} tensor"
-    if tensor.dtype not in DTYPES:
-        return f"it uses a tensor of type {str(tensor.dtype).removeprefix('torch.')}"
-    if tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
-        return "it uses a quantized or lazily conjugated tensor"
-    return None
-
-
 class Split:
     """A graph with its regions: ``parts`` in order, each a node for PyTorch or a ``RegionPlan``."""
 
@@ -244,6 +218,7 @@ class Split:
                 open_nodes.clear()
 
         depth = 0
+        outside: list[Ambient] = []
         for node in self.graph.nodes:
             if node.op in ("placeholder", "get_attr", "output"):
                 continue
@@ -254,6 +229,16 @@ class Split:
             if is_number(node) or (is_apart and not is_inside):
                 if is_inside:
                     close()
+                self.parts.append(node)
+                continue
+            if node.target in _INFERENCE:
+                # What runs inside has no history, and gives tensors of that mode.
+                if node.target is _INFERENCE[0]:
+                    outside.append(ambient)
+                    ambient = Ambient(ambient.autocasts, False if node.args[0] else ambient.grad)
+                else:
+                    ambient = outside.pop()
+                close()
                 self.parts.append(node)
                 continue
             reason = self.refused.get(node.name)

@@ -159,6 +159,44 @@ def inference_mode_inside(wrap):
 
 
 @program
+def inference_mode_around_forward(wrap):
+    """As in Meta's LLaMA, whose cache is written in that mode too."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.cache = torch.zeros(6, 4)
+
+        @torch.inference_mode()
+        def forward(self, x, start: int):
+            y = self.layer(x).relu()
+            self.cache[start : start + len(x)] = y
+            return self.cache[: start + len(x)].sum(0), y
+
+    model = Model()
+    m, seen = wrap(model), []
+    for start in range(3):
+        found = m(torch.randn(1, 4), start)
+        seen.append([observe(found), [y.is_inference() for y in found]])
+    return [seen, model.cache]
+
+
+@program
+def inference_mode_and_gradients(wrap):
+    model = nn.Linear(3, 3)
+
+    def forward(x):
+        with torch.inference_mode():
+            scale = model(x).abs().mean()
+        with torch.inference_mode(False):
+            y = model(x) * 2
+        return y * float(2), scale
+
+    return step(wrap(forward), randn(2, 3))
+
+
+@program
 def branch_on_grad_mode(wrap):
     m, seen = wrap(lambda x: x * 2 if torch.is_grad_enabled() else x * 3), []
     for mode in (True, False, True):
