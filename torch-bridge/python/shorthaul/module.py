@@ -186,6 +186,8 @@ def _wrapper_class(base: type, options: Options) -> type:
     def reduce(self, protocol):
         return _wrap, (original_of(self), options)
 
+    entry = _entry(base)
+    run = getattr(base, entry)
     members = {
         "__doc__": base.__doc__,
         "__module__": base.__module__,
@@ -193,8 +195,8 @@ def _wrapper_class(base: type, options: Options) -> type:
         "__reduce_ex__": reduce,
         "_shorthaul_options": options,
         "_shorthaul_base": base,
-        "_shorthaul_forward": base.forward,
-        "forward": _compiled_forward(base.forward),
+        "_shorthaul_forward": run,
+        entry: _compiled_forward(run),
     }
     if getattr(base, "cls_to_become", None) is not None:
         members["cls_to_become"] = _wrapper_class(base.cls_to_become, options)
@@ -206,10 +208,18 @@ def _decorate(cls: type, options: Options) -> type:
         raise TypeError(
             f"@shorthaul.module decorates classes derived from nn.Module, not {cls.__name__}"
         )
+    entry = _entry(cls)
+    run = getattr(cls, entry)
     cls._shorthaul_options = options
-    cls._shorthaul_forward = cls.forward
-    cls.forward = _compiled_forward(cls.forward)
+    cls._shorthaul_forward = run
+    setattr(cls, entry, _compiled_forward(run))
     return cls
+
+
+def _entry(cls: type) -> str:
+    """What a call of a module runs: ``forward``, or the ``__call__`` of a class without one."""
+    has_forward = cls.forward is not nn.Module.forward
+    return "forward" if has_forward or cls.__call__ is nn.Module.__call__ else "__call__"
 
 
 def _compiled_forward(forward):

@@ -285,3 +285,37 @@ def printed_form(wrap):
     model = Net()
     out = wrap(model)(randn(4, 3))
     return [out, repr(model), [name for name, _ in model.named_modules()], observe(model.training)]
+
+
+@program
+def class_with_a_call_of_its_own(wrap):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def __call__(self, x):
+            return self.layer(x).relu()
+
+    model = Model()
+    m = wrap(model)
+    return [training(model, m, randn(n, 3)) for n in (2, 4)]
+
+
+@program
+def class_with_a_call_around_forward(wrap):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.n_calls = nn.Linear(3, 2), 0
+
+        def __call__(self, x):
+            self.n_calls += 1
+            return super().__call__(x * 2) + 1
+
+        def forward(self, x):
+            return self.layer(x).relu()
+
+    model = Model()
+    m = wrap(model)
+    return [[training(model, m, randn(n, 3)) for n in (2, 4)], m.n_calls]
