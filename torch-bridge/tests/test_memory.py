@@ -22,8 +22,9 @@ def test_a_block_comes_back_when_its_tensor_dies():
     del first
     assert pool.lend(5 * MIB).data_ptr() != address, "a view still uses it"
     del view
-    again = pool.lend(5 * MIB)
-    assert again.data_ptr() == address or pool.n_bytes == 12 * MIB
+    kept = _lent(pool, 5, 5)
+    assert address in {tensor.data_ptr() for tensor in kept}
+    assert pool.n_bytes == 12 * MIB
 
 
 def test_sizes_share_the_memory_of_the_largest():
@@ -91,7 +92,9 @@ def test_threads_never_get_one_block_at_once():
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong and pool.n_bytes <= 8 * MIB
+    assert not wrong
+    # Each thread has two blocks while it takes the next one; a quarter more may be kept.
+    assert pool.n_bytes <= 20 * MIB
 
 
 PROCESS = """
@@ -144,7 +147,7 @@ def _measured(body: str) -> list[int]:
 
 def test_a_model_with_many_sizes_takes_the_memory_of_one():
     before, after = _measured(SIZES)
-    # A step of the largest size keeps 64 MiB and more; eight more sizes kept 400 MiB once.
+    # A step of the largest size keeps 64 MiB and more, and one of the smallest half of it.
     assert after - before < 120, (before, after)
 
 

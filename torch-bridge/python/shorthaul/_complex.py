@@ -22,7 +22,7 @@ from ._sizes import expression
 _REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
-def is_complex(node: Any) -> bool:
+def _is_complex(node: Any) -> bool:
     """Whether a node gives a complex tensor."""
     value = value_of(node) if isinstance(node, fx.Node) else None
     return isinstance(value, torch.Tensor) and value.dtype in _REAL
@@ -182,17 +182,17 @@ def _rule(node: fx.Node) -> Callable[[_Pairs, fx.Node], fx.Node] | None:
     if node.op not in ("call_function", "call_method") or node.kwargs or not node.args:
         return None
     name, is_method, first = name_of(node), node.op == "call_method", node.args[0]
-    if not is_complex(node):
-        return _reader(node) if is_complex(first) else None
+    if not _is_complex(node):
+        return _reader(node) if _is_complex(first) else None
     if name == "view_as_complex":
         return _pair_itself
     if name in ("complex", "polar"):
         made = _polar if name == "polar" else _of_parts
         return made if len(node.args) == 2 and _are_alike(node.args) else None
-    if not is_complex(first) or value_of(first).dtype != value_of(node).dtype:
+    if not _is_complex(first) or value_of(first).dtype != value_of(node).dtype:
         return None
     if name == "mul" and len(node.args) == 2:
-        if not is_complex(node.args[1]) or value_of(node.args[1]).dtype != value_of(node).dtype:
+        if not _is_complex(node.args[1]) or value_of(node.args[1]).dtype != value_of(node).dtype:
             return None
         return _product if _order(value_of(node)) is not None else None
     if name == "conj":
@@ -226,10 +226,10 @@ def write_out_complex_numbers(graph: fx.Graph) -> None:
     that are written in place, and sums and products with real numbers, where PyTorch multiplies by
     a complex number too, whose zeros make NaN of what is infinite.
     """
-    values = [value_of(node) for node in graph.nodes if is_complex(node)]
+    values = [value_of(node) for node in graph.nodes if _is_complex(node)]
     if not values or not all(isinstance(value, FakeTensor) for value in values):
         return
-    memory = {storage_of(node) for node in graph.nodes if is_complex(node)}
+    memory = {storage_of(node) for node in graph.nodes if _is_complex(node)}
     written = (n.all_input_nodes[0] for n in graph.nodes if n.all_input_nodes and is_in_place(n))
     if memory.intersection(map(storage_of, written)):
         return
@@ -246,7 +246,7 @@ def write_out_complex_numbers(graph: fx.Graph) -> None:
             continue
         pairs.now = node
         found = rules[node](pairs, node)
-        if is_complex(node):
+        if _is_complex(node):
             pairs.known[node] = found
         else:
             node.replace_all_uses_with(found)
@@ -257,9 +257,9 @@ def write_out_complex_numbers(graph: fx.Graph) -> None:
 
 def _holds(node: fx.Node, rules: dict[fx.Node, Any]) -> bool:
     """Whether a node can be replaced if all of ``rules`` are."""
-    if is_complex(node):
+    if _is_complex(node):
         return all(user in rules for user in node.users)
     return node.args[0] in rules
 
 
-__all__ = ["is_complex", "write_out_complex_numbers"]
+__all__ = ["write_out_complex_numbers"]
