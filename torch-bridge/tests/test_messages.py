@@ -18,8 +18,9 @@ import torch
 from shorthaul import _capture, _dynamo, _dynamo_mends, _native, _region
 from shorthaul._changes import what_changed, why_broken
 from shorthaul._errors import InternalError, first_line
+from shorthaul._frames import FrameCompiler
 from shorthaul._pytorch_version import VERSION
-from shorthaul.module import FrameCompiler, runner_of
+from shorthaul.module import runner_of
 from torch import nn
 from torch._dynamo.exc import InternalTorchDynamoError
 
@@ -353,12 +354,13 @@ def test_a_tracer_that_fails_without_text_leaves_the_frame_to_python():
         raise InternalTorchDynamoError
 
     convert._torchdynamo_orig_backend = None
-    said = []
     frame = sys._getframe()
-    compiler = SimpleNamespace(say_tracer_failed=said.append, failures=Counter())
+    options = SimpleNamespace(fallback="eager")
+    compiler = SimpleNamespace(left_to_python=[], failures=Counter(), options=options)
     FrameCompiler(convert, compiler)(frame)
-    (message,) = said
-    assert message.startswith(f"InternalTorchDynamoError, in `{frame.f_code.co_name}` (")
+    (message,) = compiler.left_to_python
+    start = "PyTorch's tracer failed: InternalTorchDynamoError, in"
+    assert message.startswith(f"{start} `{frame.f_code.co_name}` (")
     assert message.endswith(f"test_messages.py:{frame.f_code.co_firstlineno})")
 
 

@@ -250,8 +250,8 @@ class GraphCompiler:
         self.n_programs: Counter[tuple] = Counter()
         #: Whether Dynamo found anything to compile.
         self.has_graphs = False
-        #: Why Dynamo left a function to Python, where it did.
-        self.left_to_python = ""
+        #: What Dynamo left to Python in this call.
+        self.left_to_python: list[str] = []
         #: How often the tracer failed on what eager ran: code, and why.
         self.failures: Counter[tuple] = Counter()
         #: How many of each part were made besides for further sizes of a trace.
@@ -300,26 +300,20 @@ class GraphCompiler:
             self.say_internal_error(self.name, error, "PyTorch runs a part of it")
         self.say_falls_back(str(error))
 
-    def say_tracer_failed(self, reason: str) -> None:
-        """Once: Python runs a function. Where that is an error, one of the model's own is first."""
-        what = f"PyTorch's tracer failed: {reason}"
-        if self.options.fallback == "error":
-            self.left_to_python = what
-        else:
-            self.say_falls_back(what)
-
     def note_break(self, reason: str) -> None:
         """Dynamo left something to Python, perhaps before it had a graph that could say so."""
         kind = why_broken(reason.split(" Explanation: ")[0])
         if not any(kind in sentence for sentence in self.outside):
             self.outside[f"Python runs a part of {self.name}: {why_broken(reason)}"] = None
 
-    def say_runs_nothing(self, breaks: list[str]) -> None:
-        """Once: PyTorch runs everything; ``breaks`` is what its tracer left to Python."""
-        why = "finds nothing there to compile, as in a recurrent layer with projections"
-        if breaks:
-            why = f"has to leave it to Python ({why_broken(breaks[0])})"
-        self._say_or_refuse(f"PyTorch runs all of {self.name}: its tracer {why}")
+    def say_runs_nothing(self, left: list[str], breaks: list[str]) -> None:
+        """Once: PyTorch runs everything; ``left`` and ``breaks`` say what was left to Python."""
+        why = "its tracer finds nothing there to compile, as in a recurrent layer with projections"
+        if left:
+            why = left[0]
+        elif breaks:
+            why = f"its tracer has to leave it to Python ({why_broken(breaks[0])})"
+        self._say_or_refuse(f"PyTorch runs all of {self.name}: {why}")
 
     def may_compile(self, part: tuple) -> bool:
         """Whether one more program of a part is allowed; said once where it is not."""

@@ -43,6 +43,12 @@ def source_of(stack_trace: str | None) -> str:
     return f"{_short(filename)}:{number}"
 
 
+def place_of(refusal: Exception) -> str:
+    """``file:line`` of the user's code that Dynamo refused; empty if it does not say."""
+    stack = getattr(refusal, "real_stack", None)
+    return f"{_short(stack[-1].filename)}:{stack[-1].lineno}" if stack else ""
+
+
 def line_of(code: types.CodeType) -> str:
     """``file:line`` where a function begins."""
     return f"{_short(code.co_filename)}:{code.co_firstlineno}"

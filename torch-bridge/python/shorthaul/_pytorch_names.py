@@ -32,6 +32,11 @@ except ImportError:
     ConvertFrameReturn = None
 
 try:
+    from torch._dynamo.types import FrameAction, FrameExecStrategy
+except ImportError:
+    FrameAction = FrameExecStrategy = None
+
+try:
     from torch._dynamo.variables import object_protocol
 except ImportError:
     object_protocol = None
@@ -102,6 +107,19 @@ def leave_frame(for_ever: bool) -> Any:
     return None if ConvertFrameReturn is None else ConvertFrameReturn(apply_to_code=for_ever)
 
 
+def keep_programs() -> Any:
+    """What a compiler of frames answers where Python shall run what no program holds for."""
+    if ConvertFrameReturn is None or FrameExecStrategy is None:
+        return leave_frame(True)
+    strategy = FrameExecStrategy(FrameAction.RUN_ONLY, FrameAction.DEFAULT)
+    return ConvertFrameReturn(frame_exec_strategy=strategy, apply_to_code=True)
+
+
+def sets_strategy(failure: Exception) -> bool:
+    """Whether an error of Dynamo's says itself what becomes of the frame."""
+    return getattr(failure, "frame_exec_strategy", None) is not None
+
+
 def wrapped_by(compiler: Any) -> Any:
     """What a wrapper of a backend wraps; ``None`` if it is no wrapper."""
     for name in (*WRAPPED, "compiler_fn"):
@@ -160,7 +178,9 @@ __all__ = [
     "has_unbacked",
     "hints_of",
     "is_tracers_own",
+    "keep_programs",
     "leave_frame",
+    "sets_strategy",
     "tracing_apart",
     "unimplemented",
     "wrapped_by",

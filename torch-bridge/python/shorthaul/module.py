@@ -11,7 +11,6 @@ and whose graph breaks leave to Python what no graph can hold; ``_dynamo`` compi
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import itertools
@@ -33,8 +32,8 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from ._dynamo import GraphCompiler, Options, make_guards_complete
 from ._errors import ShorthaulError, first_line
-from ._origins import line_of
-from ._pytorch_names import GRAPH_LIMIT, TRACER_ERRORS, WRAPPED, is_tracers_own, leave_frame
+from ._frames import FrameCompiler
+from ._pytorch_names import GRAPH_LIMIT
 from ._recipe import Recipe, text_of
 
 _numbers = itertools.count()
@@ -332,6 +331,8 @@ class Runner:
         if kwargs and any(map(_is_subclass, kwargs.values())):
             return self.forward(owner, *args, **kwargs)
         breaks = _breaks() if self.is_strict or is_first else {}
+        left = self.compiler.left_to_python
+        left.clear()
         _calling.depth += 1
         try:
             result = self.optimized(owner, *args, **kwargs)
@@ -350,17 +351,14 @@ class Runner:
             for reason in new:
                 self.compiler.note_break(reason)
             if not self.compiler.has_graphs and any(True for _ in owner.parameters()):
-                self.compiler.say_runs_nothing(new)
+                self.compiler.say_runs_nothing(left, new)
+                return result
+        for what in left:
+            self.compiler.say_falls_back(what)
         if self.is_strict:
-            self._refuse_python(breaks)
+            for reason in _new_breaks(breaks):
+                self.compiler.say_falls_back(f"Python runs it: {reason}")
         return result
-
-    def _refuse_python(self, before: dict[str, int]) -> None:
-        """Raises ``CaptureError`` if Python ran a part of this call that Dynamo could not trace."""
-        if self.compiler.left_to_python:
-            self.compiler.say_falls_back(self.compiler.left_to_python)
-        for reason in _new_breaks(before):
-            self.compiler.say_falls_back(f"Python runs it: {reason}")
 
 
 def _breaks() -> dict[str, int]:
@@ -386,39 +384,6 @@ _PLAIN = frozenset({torch.Tensor, nn.Parameter, nn.Buffer})
 
 def _is_uninitialized(child: nn.Module) -> bool:
     return isinstance(child, LazyModuleMixin) and child.has_uninitialized_params()
-
-
-class FrameCompiler:
-    """Dynamo's way with a frame, but for frames that it fails on: those run in eager.
-
-    An error of the model's own is then raised by eager, and an error of the tracer's not at all.
-    Code on which the tracer itself fails twice for one reason, or thrice on what eager runs, is not
-    given to it again, whoever runs it in this process; what that code calls is.
-    """
-
-    def __init__(self, convert, compiler: GraphCompiler, limit=contextlib.nullcontext):
-        functools.wraps(convert)(self)
-        for name in WRAPPED:
-            if hasattr(convert, name):
-                setattr(self, name, getattr(convert, name))
-        self.convert = convert
-        self.limit = limit
-        self.compiler = compiler
-
-    def __call__(self, frame, *more):
-        try:
-            with self.limit():
-                return self.convert(frame, *more)
-        except TRACER_ERRORS as failure:
-            reason, is_tracers = first_line(failure).rstrip(": "), is_tracers_own(failure)
-        code = frame.f_code
-        # Our own frames say nothing about the model.
-        is_own = code.co_filename == __file__
-        place = "" if is_own else f", in `{code.co_name}` ({line_of(code)})"
-        self.compiler.say_tracer_failed(reason + place)
-        failures = self.compiler.failures
-        failures[code, reason] += 1
-        return leave_frame(failures[code, reason] >= (2 if is_tracers else 3))
 
 
 def _with_own_code(forward):
@@ -465,9 +430,7 @@ def _optimized(forward, compiler: GraphCompiler):
         **more,
     )
     if not options.fullgraph:
-        limit = contextlib.nullcontext
-        if "recompile_limit" not in known:
-            limit = functools.partial(_dynamo.config.patch, {GRAPH_LIMIT: _MAX_GRAPHS})
+        limit = {} if "recompile_limit" in known else {GRAPH_LIMIT: _MAX_GRAPHS}
         optimize.callback = FrameCompiler(optimize.callback, compiler, limit)
     return optimize(forward)
 

@@ -1,0 +1,116 @@
+"""What becomes of a piece of Python that Dynamo reaches while a compiled module runs.
+
+Owns the answer to a frame that Dynamo cannot make a graph of. By default Dynamo would leave all of
+the frame's code to Python for ever, without a word, also the calls that it has programs for.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from ._changes import why_broken
+from ._dynamo import GraphCompiler
+from ._errors import first_line
+from ._origins import line_of, place_of
+from ._pytorch_names import (
+    TRACER_ERRORS,
+    WRAPPED,
+    is_tracers_own,
+    keep_programs,
+    leave_frame,
+    sets_strategy,
+    wrapped_by,
+)
+
+#: Holds for what has no tensors in it, so that its guards say when that changes.
+_SETTINGS = {"allow_empty_graphs": True}
+
+
+class FrameCompiler:
+    """Dynamo's way with a frame, but for frames that it fails on: those run in eager.
+
+    An error of the model's own is then raised by eager, and an error of the tracer's not at all.
+    Code on which the tracer itself fails twice for one reason, or thrice on what eager runs, is not
+    given to it again, whoever runs it in this process; what that code calls is, and calls that it
+    has programs for still run these. Where leaving something to Python is an error, each call
+    tries again, and says it again.
+    """
+
+    def __init__(self, convert, compiler: GraphCompiler, settings: dict[str, Any] | None = None):
+        functools.wraps(convert)(self)
+        for name in WRAPPED:
+            if hasattr(convert, name):
+                setattr(self, name, getattr(convert, name))
+        self.convert = convert
+        self.refused = _note_refusals(convert)
+        known = {k: v for k, v in _SETTINGS.items() if hasattr(torch._dynamo.config, k)}
+        self.settings = {**known, **(settings or {})}
+        self.compiler = compiler
+
+    def __call__(self, frame, *more):
+        self.refused.clear()
+        try:
+            with torch._dynamo.config.patch(self.settings):
+                answer = self.convert(frame, *more)
+        except TRACER_ERRORS as failure:
+            reason, most = first_line(failure).rstrip(": "), 2 if is_tracers_own(failure) else 3
+            what = f"PyTorch's tracer failed: {reason}{_place(frame.f_code)}"
+            return leave_frame(self._is_too_often(frame.f_code, reason, what, most))
+        if not self.refused:
+            return answer
+        failure = self.refused.pop()
+        reason = why_broken(first_line(failure))
+        where = place_of(failure) or line_of(frame.f_code)
+        what = f"its tracer leaves `{frame.f_code.co_name}` to Python at {where}: {reason}"
+        if self._is_too_often(frame.f_code, reason, what, 3):
+            return keep_programs()
+        return leave_frame(False)
+
+    def _is_too_often(self, code, reason: str, what: str, most: int) -> bool:
+        """Notes that code is left to Python, and whether it was as often as ``most`` before."""
+        compiler = self.compiler
+        if what not in compiler.left_to_python:
+            compiler.left_to_python.append(what)
+        compiler.failures[code, reason] += 1
+        return compiler.options.fallback != "error" and compiler.failures[code, reason] >= most
+
+
+def _place(code) -> str:
+    # Our own frames say nothing about the model.
+    is_own = code.co_filename.endswith("/shorthaul/module.py")
+    return "" if is_own else f", in `{code.co_name}` ({line_of(code)})"
+
+
+class _Noting:
+    """Dynamo's way with a frame, but its refusals are noted before they become an answer."""
+
+    def __init__(self, convert, refused: list[Exception]):
+        self._convert, self._refused = convert, refused
+
+    def __call__(self, *args, **kwargs):
+        try:
+            return self._convert(*args, **kwargs)
+        except torch._dynamo.exc.Unsupported as failure:
+            if not sets_strategy(failure):
+                self._refused.append(failure)
+            raise
+
+    def __getattr__(self, name: str):
+        return getattr(self._convert, name)
+
+
+def _note_refusals(convert) -> list[Exception]:
+    """A list that what ``convert`` refuses will be put in."""
+    refused: list[Exception] = []
+    while convert is not None:
+        # A wrapper may have a copy of what it wraps, and does not call it.
+        if hasattr(convert, "_inner_convert"):
+            convert._inner_convert = _Noting(convert._inner_convert, refused)
+        convert = wrapped_by(convert)
+    return refused
+
+
+__all__ = ["FrameCompiler"]

@@ -1,0 +1,82 @@
+"""Calls that PyTorch's tracer cannot follow are said, and spoil no other call."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import shorthaul
+import torch
+from torch import nn
+
+
+class Loop(nn.Module):
+    """A loop that may end early by a tensor's value, or not run at all."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.kind = "plain"
+
+    def forward(self, x):
+        if self.kind == "nothing":
+            return x
+        for _ in range(3):
+            x = self.layer(x).tanh()
+            if self.kind == "may stop" and x.sum() > 100:
+                break
+        return x
+
+
+def _calls(model, kinds):
+    """For each call: whether a program ran, and what was said about PyTorch or Python."""
+    x, found = torch.randn(2, 4), []
+    for kind in kinds:
+        model.kind = kind
+        with (
+            warnings.catch_warnings(record=True) as said,
+            torch.profiler.profile() as profile,
+        ):
+            warnings.simplefilter("always")
+            y = model(x)
+        torch.testing.assert_close(y, model._shorthaul_forward(x))
+        ran = any(event.name.startswith("shorthaul forward") for event in profile.events())
+        found.append(
+            (ran, [str(w.message) for w in said if w.category is shorthaul.FallbackWarning])
+        )
+    return found
+
+
+@pytest.mark.parametrize("first", ["plain", "may stop", "nothing"])
+def test_a_call_that_cannot_be_traced_leaves_others_compiled(first):
+    model = shorthaul.module(Loop())
+    kinds = [first] + ["plain", "may stop", "nothing"] * 5
+    for kind, (ran, _) in zip(kinds, _calls(model, kinds), strict=True):
+        assert ran == (kind == "plain")
+
+
+def test_a_call_that_cannot_be_traced_is_said_once():
+    found = _calls(shorthaul.module(Loop()), ["plain", "may stop", "may stop", "nothing", "plain"])
+    assert [len(said) for _, said in found] == [0, 1, 0, 0, 0]
+    (message,) = found[1][1]
+    assert message.startswith(
+        "PyTorch runs a part of Loop: its tracer leaves `forward` to Python at "
+    )
+    assert message.endswith(": a branch depends on a tensor's values")
+
+
+def test_a_first_call_that_cannot_be_traced_names_the_place():
+    ((_, (message,)),) = _calls(shorthaul.module(Loop()), ["may stop"])
+    assert message.startswith("PyTorch runs all of Loop: its tracer leaves `forward` to Python at ")
+
+
+def test_each_call_that_cannot_be_traced_is_refused_where_that_is_an_error():
+    model, x = shorthaul.module(Loop(), fallback="error"), torch.randn(2, 4)
+    for _ in range(5):
+        model.kind = "may stop"
+        with pytest.raises(shorthaul.CaptureError, match="leaves `forward` to Python"):
+            model(x)
+        model.kind = "plain"
+        model(x)
+        model.kind = "nothing"
+        assert model(x) is x
