@@ -356,9 +356,10 @@ def test_a_tracer_that_fails_without_text_leaves_the_frame_to_python():
     convert._torchdynamo_orig_backend = None
     frame = sys._getframe()
     options = SimpleNamespace(fallback="eager")
-    compiler = SimpleNamespace(left_to_python=[], failures=Counter(), options=options)
+    left = SimpleNamespace(to_python=[])
+    compiler = SimpleNamespace(left=left, failures=Counter(), options=options)
     FrameCompiler(convert, compiler)(frame)
-    (message,) = compiler.left_to_python
+    (message,) = left.to_python
     start = "PyTorch's tracer failed: InternalTorchDynamoError, in"
     assert message.startswith(f"{start} `{frame.f_code.co_name}` (")
     assert message.endswith(f"test_messages.py:{frame.f_code.co_firstlineno})")

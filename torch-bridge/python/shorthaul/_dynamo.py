@@ -11,6 +11,7 @@ import contextlib
 import functools
 import logging
 import re
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -237,6 +238,13 @@ def guard_global_hooks() -> None:
         install_guard(AttrSource(source, name).make_guard(dict_keys_guard))
 
 
+class _Left(threading.local):
+    """What Dynamo leaves to Python, as clauses."""
+
+    def __init__(self) -> None:
+        self.to_python: list[str] = []
+
+
 class GraphCompiler:
     """Compiles the graphs of one module, and says what it could not."""
 
@@ -250,8 +258,8 @@ class GraphCompiler:
         self.n_programs: Counter[tuple] = Counter()
         #: Whether Dynamo found anything to compile.
         self.has_graphs = False
-        #: What Dynamo left to Python in this call.
-        self.left_to_python: list[str] = []
+        #: What Dynamo left to Python in the calls that a thread is in.
+        self.left = _Left()
         #: How often the tracer failed on what eager ran: code, and why.
         self.failures: Counter[tuple] = Counter()
         #: How many of each part were made besides for further sizes of a trace.

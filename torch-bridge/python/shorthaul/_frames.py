@@ -72,8 +72,8 @@ class FrameCompiler:
     def _is_too_often(self, code, reason: str, what: str, most: int) -> bool:
         """Notes that code is left to Python, and whether it was as often as ``most`` before."""
         compiler = self.compiler
-        if what not in compiler.left_to_python:
-            compiler.left_to_python.append(what)
+        if what not in compiler.left.to_python:
+            compiler.left.to_python.append(what)
         compiler.failures[code, reason] += 1
         return compiler.options.fallback != "error" and compiler.failures[code, reason] >= most
 

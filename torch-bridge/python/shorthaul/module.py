@@ -331,8 +331,8 @@ class Runner:
         if kwargs and any(map(_is_subclass, kwargs.values())):
             return self.forward(owner, *args, **kwargs)
         breaks = _breaks() if self.is_strict or is_first else {}
-        left = self.compiler.left_to_python
-        left.clear()
+        left = self.compiler.left.to_python
+        left_before = len(left)
         _calling.depth += 1
         try:
             result = self.optimized(owner, *args, **kwargs)
@@ -344,8 +344,14 @@ class Runner:
             # The tracer may have failed on what eager refuses as well.
             self.compiler.failures.clear()
             raise
+        else:
+            return self._checked(result, owner, left[left_before:], breaks, is_first)
         finally:
             _calling.depth -= 1
+            del left[left_before:]
+
+    def _checked(self, result, owner: nn.Module, left: list[str], breaks, is_first: bool):
+        """The result of a call, after what Python ran of it is said."""
         if is_first:
             new = _new_breaks(breaks)
             for reason in new:
