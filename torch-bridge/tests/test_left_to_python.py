@@ -80,3 +80,17 @@ def test_each_call_that_cannot_be_traced_is_refused_where_that_is_an_error():
         model(x)
         model.kind = "nothing"
         assert model(x) is x
+
+
+class Labelled(torch.Tensor):
+    """A class of tensors that changes nothing."""
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_class_of_tensors_is_said(by_name):
+    x = torch.randn(2, 4).as_subclass(Labelled)
+    args, kwargs = ((), {"x": x}) if by_name else ((x,), {})
+    with pytest.warns(shorthaul.FallbackWarning, match="an argument is of `Labelled`"):
+        shorthaul.module(Loop())(*args, **kwargs)
+    with pytest.raises(shorthaul.CaptureError, match="an argument is of `Labelled`"):
+        shorthaul.module(Loop(), fallback="error")(*args, **kwargs)

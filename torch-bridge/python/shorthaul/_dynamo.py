@@ -323,6 +323,13 @@ class GraphCompiler:
             why = f"its tracer has to leave it to Python ({why_broken(breaks[0])})"
         self._say_or_refuse(f"PyTorch runs all of {self.name}: {why}")
 
+    def say_takes_subclass(self, kind: type) -> None:
+        """Once for each class of tensors: PyTorch runs calls with them."""
+        self._say_or_refuse(
+            f"PyTorch runs all of {self.name}: an argument is of `{kind.__name__}`, a class of "
+            f"tensors that may have operators of its own"
+        )
+
     def may_compile(self, part: tuple) -> bool:
         """Whether one more program of a part is allowed; said once where it is not."""
         n_programs, n_sizes = self.n_programs[part], self.n_sizes[part]

@@ -327,9 +327,12 @@ class Runner:
                 return self.forward(owner, *args, **kwargs)
         for value in args:
             if type(value) not in _PLAIN and _is_subclass(value):
+                self.compiler.say_takes_subclass(type(value))
                 return self.forward(owner, *args, **kwargs)
-        if kwargs and any(map(_is_subclass, kwargs.values())):
-            return self.forward(owner, *args, **kwargs)
+        for value in kwargs.values() if kwargs else ():
+            if _is_subclass(value):
+                self.compiler.say_takes_subclass(type(value))
+                return self.forward(owner, *args, **kwargs)
         breaks = _breaks() if self.is_strict or is_first else {}
         left = self.compiler.left.to_python
         left_before = len(left)
