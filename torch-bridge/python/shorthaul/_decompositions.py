@@ -17,6 +17,7 @@ from torch._decomp import decomposition_table
 from torch.utils import _pytree as pytree
 
 from . import (
+    _decomposed_airy,
     _decomposed_bessel,
     _decomposed_elements,
     _decomposed_gamma,
@@ -34,6 +35,7 @@ from ._functionalize import FunctionalNode, Ref
 aten = torch.ops.aten
 
 _FAMILIES = (
+    _decomposed_airy,
     _decomposed_bessel,
     _decomposed_elements,
     _decomposed_gamma,
