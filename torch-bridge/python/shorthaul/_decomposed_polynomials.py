@@ -2,7 +2,8 @@
 
 Owns Chebyshev's four kinds by their closed forms, with ``x = cos θ`` inside ``[-1, 1]`` and
 ``|x| = cosh φ`` outside, in float64; and Hermite's two kinds by their recurrence in the operands'
-type, up to the degree at which PyTorch's ends. They give no gradient, as in PyTorch.
+type, up to the degree at which PyTorch's ends (in float64 where the degree is a number up to 128).
+They give no gradient, as in PyTorch.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ _KINDS = {
 #: Degrees beyond these are NaN in PyTorch (`getHermitianLimit` in ATen's `Math.h`).
 _HERMITE_LIMITS = {torch.float32: 128, torch.float64: 512}
 
+#: Steps of the recurrence that a kernel may have; all degrees of float64 would take seconds to
+#: compile, and longer to run than PyTorch's loop.
+_MOST_STEPS = 128
+
 #: From here on the conversion of a degree to int64 is the least integer, so the value is 0.
 _NO_INTEGER = 2.0**63
 
@@ -57,6 +62,8 @@ def _hermite_rule(step: int):
         limit = _HERMITE_LIMITS[dtype]
         # The order of the operands counts for NaN, which then is the limit.
         most = limit if isinstance(n, torch.Tensor) else int(max(1, min(limit, n)))
+        if most > _MOST_STEPS:
+            return NotImplemented
         x, n = (
             v.detach().to(dtype) if isinstance(v, torch.Tensor) else torch.full((), v, dtype=dtype)
             for v in (x, n)
