@@ -476,7 +476,7 @@ def _has_enough_observations(operator, args, kwargs) -> bool:
     given = {name: value.as_python_constant() for name, value in kwargs.items()}
     x = args[0].realize()
     has_weights = any(given.get(name) is not None for name in ("fweights", "aweights"))
-    if has_weights or not isinstance(x, TensorVariable):
+    if has_weights or type(x) is not TensorVariable:  # other classes may have a `cov` of their own
         return False
     x = x.as_proxy().node.meta["example_value"]
     enough = x.dim() in (1, 2) and x.shape[-1] > max(0, given.get("correction", 1))
