@@ -57,6 +57,7 @@ EXTREMES = [math.inf, -math.inf, math.nan]
         torch.special.bessel_y1,
         torch.special.scaled_modified_bessel_k0,
         torch.special.scaled_modified_bessel_k1,
+        torch.special.airy_ai,
         torch.signbit,
         torch.angle,
     ],
@@ -70,6 +71,28 @@ def test_special_functions_at_special_places(function):
         # The absolute part is for lgamma at 1 and 2, where terms of size ten cancel in float64.
         same |= (found - exact).abs() <= 4e-7 * exact.abs() + 1e-14
     assert same.all(), (found, exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "function", [torch.special.hermite_polynomial_h, torch.special.hermite_polynomial_he]
+)
+def test_hermite_polynomials_of_every_degree(function, dtype):
+    x = torch.tensor([0.0, -0.0, 1.5, -7.25, 1e-40, 1e30, *EXTREMES], dtype=dtype).unsqueeze(1)
+    degrees = [*range(-2, 40), 127, 128, 129, 511, 512, 513, 2.5, -0.5, 1e19, -1e19, *EXTREMES]
+    n = torch.tensor(degrees, dtype=dtype)
+    cases = []
+    if dtype == torch.float32:  # With float64, tensors of degrees are PyTorch's.
+        cases += [(function, x, n), (function, x.int().clamp(-9, 9), n.nan_to_num().int())]
+        cases.append((lambda n: function(1.25, n), n))
+    for number in (-1, 7, 2.5):
+        cases.append((lambda x, number=number: function(x, number), x))
+    for call, *operands in cases:
+        found, expected = compiled(call, *operands), call(*operands)
+        assert found.dtype == expected.dtype
+        # Kernels may round a product and a sum once.
+        rtol = 1e3 * torch.finfo(dtype).eps
+        torch.testing.assert_close(found, expected, rtol=rtol, atol=0, equal_nan=True)
 
 
 def test_segments_that_do_not_fill_the_data_are_refused():
@@ -87,6 +110,17 @@ def test_inverses_at_the_ends(function):
     x = torch.tensor([0.0, 1e-6, 0.25, 0.5, 0.999999, 1.0, 1.5])
     found, expected = compiled(function, x), function(x)
     torch.testing.assert_close(found, expected, rtol=2e-6, atol=1e-12, equal_nan=True)
+
+
+def test_a_strided_copy_of_a_view_counts_from_the_start_of_its_memory():
+    def copy(x, first):
+        return torch.as_strided_copy((x * 2)[2:], (2,), (2,), first)
+
+    model, x = shorthaul.module(Function(copy)), torch.arange(8.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch runs the copy that begins before the view.
+        for first in (None, 0, 2, 3):
+            assert torch.equal(model(x, first), copy(x, first))
 
 
 def test_writes_that_repeat():
@@ -314,15 +348,41 @@ def test_samples_of_a_volume(mode, padding):
     )
 
 
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_a_loss_in_chunks_is_one_loss(reduction):
+def loss_in_chunks(reduction):
     options = getattr(nn, "LinearCrossEntropyOptions", None)
     if options is None:
         pytest.skip("this version of PyTorch has no linear_cross_entropy in chunks")
 
-    def loss(x, weight, labels):
+    def loss(x, weight, labels, bias=None):
         return nn.functional.linear_cross_entropy(
-            x, weight, labels, reduction=reduction, options=options(batch_chunk_size=2)
+            x,
+            weight,
+            labels,
+            linear_bias=bias,
+            reduction=reduction,
+            ignore_index=3,
+            options=options(batch_chunk_size=2, allow_retain_graph=True),
         )
 
-    check({"loss": (loss, normal(6, 4), normal(5, 4), constant(ints(5, 6)))})
+    return loss
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_a_loss_in_chunks_is_one_loss(reduction):
+    loss, labels = loss_in_chunks(reduction), torch.tensor([0, 3, 1, 4, 2, 3])
+    given = (normal(6, 4), normal(5, 4), constant(labels))
+    check({"loss": (loss, *given), "with bias": (loss, *given, normal(5))})
+    x, weight = torch.randn(6, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
+    torch.testing.assert_close(compiled(loss, x, weight, labels), loss(x, weight, labels))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(loss, x, weight, labels), loss(x, weight, labels))
+
+
+def test_a_large_loss_in_chunks_stays_so(monkeypatch):
+    monkeypatch.setattr("shorthaul._rewrites._MOST_SCORES", 29)
+    loss = loss_in_chunks("mean")
+    model = shorthaul.module(Function(loss))
+    x, labels = torch.randn(6, 4), torch.tensor([0, 3, 1, 4, 2, 3])
+    weight = torch.randn(5, 4, requires_grad=True)
+    with pytest.warns(shorthaul.FallbackWarning, match="backward pass of its own"):
+        torch.testing.assert_close(model(x, weight, labels), loss(x, weight, labels))

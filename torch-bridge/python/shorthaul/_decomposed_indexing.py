@@ -275,18 +275,22 @@ def index_reduce(x, dim, index, source, reduce, *, include_self=True):
     return _reshaped(found, x.shape)
 
 
-def _strided_places(size, stride, offset):
-    at = torch.full((1,), offset or 0, dtype=torch.int64)
-    for n, step in zip(size, stride, strict=True):
-        at = at.unsqueeze(-1) + torch.arange(n) * step
-    return at.reshape(-1)
+def _first_place(x, storage_offset) -> int | None:
+    """How far into ``x`` an offset in its memory lies, where its elements lie there in order."""
+    if not x.is_contiguous():
+        return None
+    offset = 0 if storage_offset is None else storage_offset - x.storage_offset()
+    return offset if offset >= 0 else None
 
 
 def as_strided_copy(x, size, stride, storage_offset=None):
-    if not x.is_contiguous():
+    first = _first_place(x, storage_offset)
+    if first is None:
         return NotImplemented
-    at = _strided_places(size, stride, storage_offset)
-    return x.reshape(-1).index_select(0, at).reshape(size)
+    at = torch.full((1,), first, dtype=torch.int64)
+    for n, step in zip(size, stride, strict=True):
+        at = at.unsqueeze(-1) + torch.arange(n) * step
+    return x.reshape(-1).index_select(0, at.reshape(-1)).reshape(size)
 
 
 def take(x, index):

@@ -17,13 +17,13 @@ from torch._decomp import decomposition_table
 from torch.utils import _pytree as pytree
 
 from . import (
+    _decomposed_airy,
     _decomposed_bessel,
     _decomposed_elements,
     _decomposed_gamma,
     _decomposed_groups,
     _decomposed_images,
     _decomposed_indexing,
-    _decomposed_losses,
     _decomposed_polynomials,
     _decomposed_random,
     _decomposed_scans,
@@ -34,13 +34,13 @@ from ._functionalize import FunctionalNode, Ref
 aten = torch.ops.aten
 
 _FAMILIES = (
+    _decomposed_airy,
     _decomposed_bessel,
     _decomposed_elements,
     _decomposed_gamma,
     _decomposed_groups,
     _decomposed_images,
     _decomposed_indexing,
-    _decomposed_losses,
     _decomposed_polynomials,
     _decomposed_random,
     _decomposed_scans,

@@ -54,6 +54,7 @@ def apply(is_ours: Callable[[object], bool]) -> None:
         _log_once,
         _leave_breaks_to_warnings,
         _break_at_padding,
+        _trace_covariances,
     )
     if VERSION < (2, 14):
         mends += (*_older_tracers.mends(), _break_at_autograd_functions)
@@ -411,6 +412,75 @@ def _leaves_out_padding(local: dict[str, VariableTracker]) -> bool:
     has_mask = isinstance(local["mask"].realize(), TensorVariable)
     trains = torch.is_grad_enabled() and any(weight.requires_grad for weight in weights)
     return not (has_mask or trains or torch.is_autocast_enabled("cpu"))
+
+
+def _covariance(x, *, correction=1, fweights=None, aweights=None):
+    """``torch.cov`` of more observations than ``correction``, without weights."""
+    rows = x if x.dim() == 2 else x.view(1, -1)
+    away = rows - (rows.sum(1) / rows.shape[1]).unsqueeze(1)
+    return (torch.mm(away, away.t()) / (rows.shape[1] - correction)).squeeze()
+
+
+def _correlation(x):
+    """``torch.corrcoef``."""
+    covariance = _covariance(x)
+    if covariance.dim() == 0:
+        # 1 or NaN, with the gradient 0 or NaN; that of a quotient may be off by a rounding.
+        ratio = (covariance / covariance).detach()
+        return ratio + (ratio - 1) * (covariance - covariance.detach())
+    deviation = covariance.diag().sqrt()
+    return (covariance / deviation.view(-1, 1) / deviation.view(1, -1)).clamp(-1, 1)
+
+
+def _trace_covariances(is_ours) -> None:
+    """``torch.cov`` and ``torch.corrcoef`` become their formulas.
+
+    Their own code asks whether there are enough observations, by a tensor: the graph would break.
+    Calls with weights and with too few observations, which give a warning, stay as they are.
+    """
+    formulas = {torch.cov: _covariance, torch.corrcoef: _correlation}
+    methods = {operator.__name__: operator for operator in formulas}
+    call_any = torch_functions.TorchInGraphFunctionVariable.call_function
+    call_any_method = TensorVariable.call_method
+
+    def formula_of(operator, tx, args, kwargs):
+        """The variable of the formula that this call becomes; ``None`` where it stays."""
+        if operator in formulas and _is_capturing(is_ours, tx):
+            if _has_enough_observations(operator, args, kwargs):
+                return VariableTracker.build(tx, formulas[operator])
+        return None
+
+    def call_function(self, tx, args, kwargs):
+        formula = formula_of(self.value, tx, args, kwargs)
+        if formula is None:
+            return call_any(self, tx, args, kwargs)
+        return tx.inline_user_function_return(formula, args, kwargs)
+
+    def call_method(self, tx, name, args, kwargs):
+        formula = formula_of(methods.get(name), tx, [self, *args], kwargs)
+        if formula is None:
+            return call_any_method(self, tx, name, args, kwargs)
+        return tx.inline_user_function_return(formula, [self, *args], kwargs)
+
+    torch_functions.TorchInGraphFunctionVariable.call_function = call_function
+    TensorVariable.call_method = call_method
+
+
+def _has_enough_observations(operator, args, kwargs) -> bool:
+    """Whether a call has no weights, and more observations than it subtracts."""
+    options = {"correction", "fweights", "aweights"} if operator is torch.cov else set()
+    if len(args) != 1 or not set(kwargs) <= options:
+        return False
+    if not all(value.is_python_constant() for value in kwargs.values()):
+        return False
+    given = {name: value.as_python_constant() for name, value in kwargs.items()}
+    x = args[0].realize()
+    has_weights = any(given.get(name) is not None for name in ("fweights", "aweights"))
+    if has_weights or type(x) is not TensorVariable:  # other classes may have a `cov` of their own
+        return False
+    x = x.as_proxy().node.meta["example_value"]
+    enough = x.dim() in (1, 2) and x.shape[-1] > max(0, given.get("correction", 1))
+    return bool(enough) and x.is_floating_point()
 
 
 #: Larger integers of modules are no counters, and may leave the range of 64 bits.

@@ -8,6 +8,7 @@ results, their memory and their histories as they were. Never decides who runs a
 from __future__ import annotations
 
 import inspect
+import math
 import operator
 
 import torch
@@ -15,6 +16,7 @@ from torch import fx
 from torch._subclasses import FakeTensor
 from torch.nn import attention, functional
 
+from ._autocast import AUTOCAST
 from ._nodes import (
     is_empty,
     name_of,
@@ -193,6 +195,60 @@ def sum_bags_of_one_length(graph: fx.Graph) -> None:
 
 _BAGS = inspect.signature(functional.embedding_bag)
 
+#: Losses of a linear layer's scores, a few rows at a time.
+_CHUNKED = "torch_nn._linear_cross_entropy_batch_chunked.default"
+_CHUNKED_ROWS = "torch_nn._linear_cross_entropy_batch_chunked_no_reduction.default"
+
+#: Scores that a loss may hold at once.
+_MOST_SCORES = 1 << 24
+
+
+def join_chunks_of_losses(graph: fx.Graph) -> None:
+    """before  chunked_loss(x, w, t, b)[0]   after  cross_entropy(linear(x, w, b), t)
+
+    The chunked form saves memory, but PyTorch alone has its gradients. Left as they are: losses of
+    more than ``_MOST_SCORES`` scores and of half precision, and all in autocast.
+    """
+    if any(node.target in AUTOCAST for node in graph.nodes):
+        return
+    for node in list(graph.nodes):
+        if str(node.target) not in (_CHUNKED, _CHUNKED_ROWS):
+            continue
+        names = [argument.name for argument in node.target._schema.arguments]
+        given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+        # The other results are parts of the gradients.
+        items = list(node.users) if str(node.target) == _CHUNKED else []
+        used = [item for item in items if item.users] if items else [node]
+        if len(used) != 1 or (items and used[0].args[1] != 0) or not _is_small_loss(given):
+            continue
+        with graph.inserting_before(node):
+            operands = tuple(given[name] for name in ("input", "linear_weight", "linear_bias"))
+            scores = graph.call_function(functional.linear, operands)
+            options = {
+                "reduction": given.get("reduction", "none"),
+                "ignore_index": given["ignore_index"],
+                "label_smoothing": given.get("label_smoothing", 0.0),
+            }
+            operands = (scores, given["target"], given["weight"])
+            loss = graph.call_function(functional.cross_entropy, operands, options)
+        with torch.set_grad_enabled(needs_gradient(used[0])):
+            fakes = value_of(used[0]).fake_mode
+            scores.meta = node.meta | {"example_value": run_again(scores, fakes)}
+        loss.meta = dict(used[0].meta)
+        used[0].replace_all_uses_with(loss)
+        for item in (*items, node):
+            graph.erase_node(item)
+
+
+def _is_small_loss(given: dict[str, object]) -> bool:
+    x, table = value_of(given["input"]), value_of(given["linear_weight"])
+    # A symbolic size counts as it is in this call; `None` is a size that depends on values.
+    sizes = [n if isinstance(n, int) else n.node.hint for n in (x.shape[0], table.shape[0])]
+    if None in sizes or math.prod(sizes) > _MOST_SCORES:
+        return False
+    is_single = x.dtype == table.dtype and x.dtype in (torch.float32, torch.float64)
+    return is_single and isinstance(x, FakeTensor) and not torch.is_autocast_enabled(x.device.type)
+
 
 #: Methods that turn a tensor into a view of itself, by the method that gives the view.
 _INTO_VIEWS = {
@@ -249,6 +305,7 @@ def simplify(graph: fx.Graph) -> None:
     copy_into_results(graph)
     fill_where(graph)
     sum_bags_of_one_length(graph)
+    join_chunks_of_losses(graph)
 
 
 __all__ = ["fill_where", "simplify", "take_views"]

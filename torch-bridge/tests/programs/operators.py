@@ -349,6 +349,35 @@ def cholesky_of_covariance(wrap):
 
 
 @program
+def covariances(wrap):
+    m = wrap(
+        lambda x: (
+            x.cov(correction=0),
+            x.t().cov(),
+            torch.cov(x, correction=-1),
+            x[0].cov(),
+            x.corrcoef(),
+            x[:1].corrcoef(),
+            torch.corrcoef(x[:, :2].detach() * 0),
+        )
+    )
+    return raises(step, m, randn(3, 5))
+
+
+@program
+def covariances_of_few_or_weighted_observations(wrap):
+    counts, weights = torch.tensor([1, 0, 2, 1, 3]), torch.rand(5)
+    functions = (
+        lambda x: torch.cov(x[:, :1]),
+        lambda x: torch.cov(x, correction=5),
+        lambda x: torch.cov(x, fweights=counts),
+        lambda x: x.cov(correction=0, aweights=weights),
+        lambda x: torch.cov((x * 4).int()).float() * x,
+    )
+    return [raises(step, wrap(function), randn(3, 5)) for function in functions]
+
+
+@program
 def normal_distribution(wrap):
     def forward(mean, log_scale, x):
         d = torch.distributions.Normal(mean, log_scale.exp())
