@@ -167,6 +167,8 @@ def torch_reason(node: fx.Node) -> str | None:
         return "it has no gradient with respect to its first operand"
     if name_of(node) in _NOT_DIFFERENTIABLE and any(map(needs_gradient, operands)):
         return "PyTorch has no gradient of it"
+    if _counts_from_memory_of_input(node):
+        return "its offset counts from where the memory of an input begins"
     if _writes_overlapping(node):
         return "it writes to a tensor whose elements share memory"
     values = list(tensors_of(value_of(node)))
@@ -179,6 +181,18 @@ def torch_reason(node: fx.Node) -> str | None:
         if (problem := tensor_reason(tensor)) is not None:
             return problem
     return None
+
+
+def _counts_from_memory_of_input(node: fx.Node) -> bool:
+    """Whether a node reads where no tensor that a region gets says where it lies."""
+    if name_of(node) != "as_strided_copy":
+        return False
+    if len(node.args) < 4 and "storage_offset" not in node.kwargs:
+        return False
+    base = node.all_input_nodes[0]
+    while is_view(base) and base.all_input_nodes:
+        base = base.all_input_nodes[0]
+    return base.op in ("placeholder", "get_attr")
 
 
 def _writes_overlapping(node: fx.Node) -> bool:

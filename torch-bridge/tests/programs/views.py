@@ -476,3 +476,11 @@ def one_of_two_results_made_a_view(wrap):
         return largest @ x.T, at
 
     return step(wrap(forward), torch.randn(4, 5))
+
+
+@program
+def copy_at_an_offset_in_the_memory_of_a_view(wrap):
+    """The offset counts from where the memory begins, not from where the view does."""
+    m = wrap(lambda x: torch.as_strided_copy(x, (2, 3), (3, 1), 6) * 2)
+    numbers = torch.arange(40.0)
+    return [m(numbers[:20]), m(numbers[5:25]), m(numbers[::2])]
