@@ -12,6 +12,7 @@ import functools
 import logging
 import re
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -248,6 +249,10 @@ class GraphCompiler:
         self.outside: dict[str, None] = {}
         #: How many programs each part has: a part is a region of one piece of the user's Python.
         self.n_programs: Counter[tuple] = Counter()
+        #: How the module's ``forward`` calls what it takes, where a wrapper of ours passes it on.
+        self.arguments: tuple[str, ...] = ()
+        #: The compilation that was last explained, while it lasts.
+        self.compilation: Callable[[], CompileContext | None] = lambda: None
         #: Whether Dynamo found anything to compile.
         self.has_graphs = False
         #: Why Dynamo left a function to Python, where it did.
@@ -344,12 +349,17 @@ class GraphCompiler:
             self._say(f"{self.name}: {note}", RecipeWarning)
 
     def say_compiles_again(self, failure) -> None:
-        """Each time: what changed since the last call."""
-        reason = first_line(failure.reason)
-        if "BACKEND_MATCH" in reason:
+        """Once for each compilation: what changed since the last call."""
+        if "BACKEND_MATCH" in failure.reason:
             # The program is another module's: this one compiles the function for the first time.
             return
-        changed = what_changed(reason)
+        # Dynamo gives a reason for each program that there is, the last one's first.
+        compilation = CompileContext.try_get()
+        if compilation is not None:
+            if self.compilation() is compilation:
+                return
+            self.compilation = weakref.ref(compilation)
+        changed = what_changed(failure.reason, failure.orig_code, self.arguments)
         self._say(f"{self.name} is compiled again, because {changed}", RecompileWarning)
 
     def _say_or_refuse(self, message: str) -> None:

@@ -317,6 +317,7 @@ class Runner:
         #: Whether what runs outside of programs is an error.
         self.is_strict = options.fallback == "error"
         self.compiler = GraphCompiler(options, name)
+        self.compiler.arguments = _arguments_of(forward)
         self.optimized = _optimized(_with_own_code(forward), self.compiler)
 
     def __call__(self, owner: nn.Module, args: tuple, kwargs: dict[str, Any]):
@@ -442,6 +443,16 @@ def _with_own_code(forward):
     copy.__dict__.update(forward.__dict__)
     copy.__qualname__, copy.__module__ = forward.__qualname__, forward.__module__
     return copy
+
+
+def _arguments_of(forward) -> tuple[str, ...]:
+    """The names of what ``forward`` takes by position, without the module."""
+    try:
+        named = list(inspect.signature(forward).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return ()
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(one.name for one in named if one.kind in by_position)
 
 
 def _is_torchs(forward: types.FunctionType) -> bool:
