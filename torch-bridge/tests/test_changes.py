@@ -292,3 +292,12 @@ def test_a_compilation_is_explained_once():
     texts = [str(w.message) for w in said if w.category is shorthaul.RecompileWarning]
     assert len(texts) == 2
     assert texts[1].endswith("`input` has 3 dimensions instead of 2")
+
+
+def test_a_call_is_compared_with_a_program_of_its_own_mode():
+    model = shorthaul.module(nn.Linear(4, 4))
+    model(torch.randn(3, 4))
+    with torch.no_grad(), pytest.warns(shorthaul.RecompileWarning, match="are switched off"):
+        model(torch.randn(3, 4))
+    with pytest.warns(shorthaul.RecompileWarning, match="size 0 of `input` is 5 instead of 3$"):
+        model(torch.randn(5, 4))

@@ -8,15 +8,58 @@ from __future__ import annotations
 
 import re
 import types
+import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch._guards import CompileContext
 
 from ._guard_names import as_written, of_wrapper, place_of
 from ._settings_changed import which_settings
 
 #: How much of a reason that is not known is passed on.
 _MOST_CHARACTERS = 120
+
+
+class Changes:
+    """What changed since the programs of a module were made; one sentence for each compilation.
+
+    Dynamo says of each program why it does not serve a call, of the last one first. A program that
+    fits the modes of the call is the one to compare with.
+    """
+
+    def __init__(self, say: Callable[[str], None]):
+        self.say = say
+        #: The names of what ``forward`` takes by position, where a wrapper of ours passes it on.
+        self.arguments: tuple[str, ...] = ()
+        self.pending: Any = None
+        self.explained: Callable[[], CompileContext | None] = lambda: None
+
+    def note(self, failure) -> None:
+        """Dynamo's ``guard_fail_fn``: a program does not serve a call."""
+        if "BACKEND_MATCH" in failure.reason:
+            # The program is another module's: this one compiles the function for the first time.
+            return
+        compilation = CompileContext.try_get()
+        if compilation is not None and self.explained() is compilation:
+            return
+        if re.search(r"GLOBAL_STATE|_mode_stack|\.training [!=]=", failure.reason):
+            self.pending = self.pending or failure
+        else:
+            self._explain(failure)
+
+    def say_pending(self) -> None:
+        """Says what mode changed, if nothing else did; to be called during the compilation."""
+        if self.pending is not None:
+            self._explain(self.pending)
+
+    def _explain(self, failure) -> None:
+        self.pending = None
+        compilation = CompileContext.try_get()
+        if compilation is not None:
+            self.explained = weakref.ref(compilation)
+        self.say(what_changed(failure.reason, failure.orig_code, self.arguments))
 
 
 def what_changed(

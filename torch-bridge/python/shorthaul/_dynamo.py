@@ -12,7 +12,6 @@ import functools
 import logging
 import re
 import warnings
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from torch._subclasses import FakeTensorMode
 
 from . import _dynamo_mends
 from ._autocast import AUTOCAST, drop_idle_regions
-from ._changes import what_changed, why_broken
+from ._changes import Changes, why_broken
 from ._checkpoint import checkpointed, is_checkpoint, written_by
 from ._complex import write_out_complex_numbers
 from ._custom_functions import adopt as adopt_functions
@@ -249,10 +248,8 @@ class GraphCompiler:
         self.outside: dict[str, None] = {}
         #: How many programs each part has: a part is a region of one piece of the user's Python.
         self.n_programs: Counter[tuple] = Counter()
-        #: How the module's ``forward`` calls what it takes, where a wrapper of ours passes it on.
-        self.arguments: tuple[str, ...] = ()
-        #: The compilation that was last explained, while it lasts.
-        self.compilation: Callable[[], CompileContext | None] = lambda: None
+        #: Why programs do not serve a call.
+        self.changes = Changes(self.say_compiles_again)
         #: Whether Dynamo found anything to compile.
         self.has_graphs = False
         #: Why Dynamo left a function to Python, where it did.
@@ -267,6 +264,7 @@ class GraphCompiler:
     def __call__(self, graph_module: fx.GraphModule, example_inputs):
         """A function of the graph's inputs; what Dynamo calls with each graph that it captured."""
         self.has_graphs = True
+        self.changes.say_pending()
         make_guards_complete()
         guard_global_hooks()
         self._say_graph_break(graph_module)
@@ -348,18 +346,8 @@ class GraphCompiler:
         for note in notes:
             self._say(f"{self.name}: {note}", RecipeWarning)
 
-    def say_compiles_again(self, failure) -> None:
+    def say_compiles_again(self, changed: str) -> None:
         """Once for each compilation: what changed since the last call."""
-        if "BACKEND_MATCH" in failure.reason:
-            # The program is another module's: this one compiles the function for the first time.
-            return
-        # Dynamo gives a reason for each program that there is, the last one's first.
-        compilation = CompileContext.try_get()
-        if compilation is not None:
-            if self.compilation() is compilation:
-                return
-            self.compilation = weakref.ref(compilation)
-        changed = what_changed(failure.reason, failure.orig_code, self.arguments)
         self._say(f"{self.name} is compiled again, because {changed}", RecompileWarning)
 
     def _say_or_refuse(self, message: str) -> None:

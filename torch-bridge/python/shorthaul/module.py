@@ -317,7 +317,7 @@ class Runner:
         #: Whether what runs outside of programs is an error.
         self.is_strict = options.fallback == "error"
         self.compiler = GraphCompiler(options, name)
-        self.compiler.arguments = _arguments_of(forward)
+        self.compiler.changes.arguments = _arguments_of(forward)
         self.optimized = _optimized(_with_own_code(forward), self.compiler)
 
     def __call__(self, owner: nn.Module, args: tuple, kwargs: dict[str, Any]):
@@ -409,7 +409,9 @@ class FrameCompiler:
     def __call__(self, frame, *more):
         try:
             with self.limit():
-                return self.convert(frame, *more)
+                result = self.convert(frame, *more)
+            self.compiler.changes.say_pending()
+            return result
         except TRACER_ERRORS as failure:
             reason, is_tracers = first_line(failure).rstrip(": "), is_tracers_own(failure)
         code = frame.f_code
@@ -472,7 +474,7 @@ def _optimized(forward, compiler: GraphCompiler):
         compiler,
         nopython=options.fullgraph,
         dynamic=options.dynamic,
-        guard_fail_fn=compiler.say_compiles_again,
+        guard_fail_fn=compiler.changes.note,
         **more,
     )
     if not options.fullgraph:
