@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import warnings
 
 import pytest
 import shorthaul
@@ -234,3 +235,54 @@ def test_sizes_that_a_trace_cannot_leave_open_are_traced_alone(monkeypatch, capl
         for _ in range(2):
             _check(model, network, Rows.inputs(size))
     assert "traced by itself: this test asks for it" in caplog.text
+
+
+class RowsInACheckpoint(nn.Module):
+    """Sizes of an intermediate value, sliced, inside of a checkpoint."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(10, 6), nn.Linear(6, 3)
+
+    def rows(self, tokens):
+        x = self.table(tokens).tanh()
+        size = x.size()[:2]
+        return self.head(x.view(size[0] * size[1], -1))
+
+    def forward(self, tokens):
+        return torch.utils.checkpoint.checkpoint(self.rows, tokens, use_reentrant=False)
+
+
+def test_slices_of_sizes_cut_no_region():
+    module = RowsInACheckpoint()
+    model = shorthaul.module(module)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for n in (3, 5, 4):
+            tokens = torch.randint(10, (n, n + 2))
+            torch.testing.assert_close(model(tokens), module(tokens))
+    fallbacks = [str(w.message) for w in said if w.category is shorthaul.FallbackWarning]
+    assert all("`tag_activation_checkpoint`" in fallback for fallback in fallbacks)
+
+
+class Rotated(nn.Module):
+    """A table of complex numbers that ``forward`` moves to where it is already."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+        self.turns = torch.polar(torch.ones(8, 3), torch.randn(8, 3))
+
+    def forward(self, x):
+        self.turns = self.turns.to(x.device, non_blocking=True)
+        z = torch.view_as_complex(self.inner(x).view(*x.shape[:-1], 3, 2))
+        return torch.view_as_real(z * self.turns[: x.shape[1]]).flatten(-2)
+
+
+def test_a_complex_table_that_stays_where_it_is():
+    module = Rotated()
+    model, table = shorthaul.module(module, fallback="error"), module.turns
+    for n in (5, 7):
+        x = torch.randn(2, n, 6)
+        torch.testing.assert_close(model(x), module(x))
+    assert module.turns is table

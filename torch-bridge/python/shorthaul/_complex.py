@@ -16,7 +16,15 @@ import torch
 from torch import fx
 from torch._subclasses import FakeTensor
 
-from ._nodes import is_in_place, name_of, needs_gradient, run_again, storage_of, value_of
+from ._nodes import (
+    is_in_place,
+    is_operand_itself,
+    name_of,
+    needs_gradient,
+    run_again,
+    storage_of,
+    value_of,
+)
 from ._sizes import expression
 
 _REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
@@ -151,9 +159,8 @@ def _item(pairs: _Pairs, node: fx.Node) -> fx.Node:
 
 
 def _same(pairs: _Pairs, node: fx.Node) -> fx.Node:
-    """A method without arguments, or one that gives its operand."""
-    pair = pairs.of(node.args[0])
-    return pair if name_of(node) == "to" else pairs.call(node.target, pair)
+    """A method without arguments."""
+    return pairs.call(node.target, pairs.of(node.args[0]))
 
 
 def _pair_itself(pairs: _Pairs, node: fx.Node) -> fx.Node:
@@ -205,8 +212,6 @@ def _rule(node: fx.Node) -> Callable[[_Pairs, fx.Node], fx.Node] | None:
         return _sized if rest and not isinstance(rest[0], torch.dtype) else None
     if is_method and name in ("unsqueeze", "transpose", "select", "squeeze") and rest:
         return _of_dimensions if are_numbers and (name != "select" or rest[1] >= 0) else None
-    if is_method and name == "to":
-        return _same if storage_of(node) == storage_of(first) else None
     return _same if is_method and name in ("contiguous", "clone", "detach") and not rest else None
 
 
@@ -229,6 +234,7 @@ def write_out_complex_numbers(graph: fx.Graph) -> None:
     values = [value_of(node) for node in graph.nodes if _is_complex(node)]
     if not values or not all(isinstance(value, FakeTensor) for value in values):
         return
+    _drop_conversions(graph)
     memory = {storage_of(node) for node in graph.nodes if _is_complex(node)}
     written = (n.all_input_nodes[0] for n in graph.nodes if n.all_input_nodes and is_in_place(n))
     if memory.intersection(map(storage_of, written)):
@@ -252,6 +258,14 @@ def write_out_complex_numbers(graph: fx.Graph) -> None:
             node.replace_all_uses_with(found)
     for node in reversed(list(graph.nodes)):
         if node in rules:
+            graph.erase_node(node)
+
+
+def _drop_conversions(graph: fx.Graph) -> None:
+    """before  z.to(device) that is z itself   after  z"""
+    for node in list(graph.nodes):
+        if _is_complex(node) and is_operand_itself(node):
+            node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
 
 

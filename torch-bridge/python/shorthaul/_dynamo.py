@@ -29,7 +29,7 @@ from torch._subclasses import FakeTensorMode
 
 from . import _dynamo_mends
 from ._autocast import AUTOCAST, drop_idle_regions
-from ._changes import what_changed, why_broken
+from ._changes import Changes, why_broken
 from ._checkpoint import checkpointed, is_checkpoint, written_by
 from ._complex import write_out_complex_numbers
 from ._custom_functions import adopt as adopt_functions
@@ -256,6 +256,8 @@ class GraphCompiler:
         self.outside: dict[str, None] = {}
         #: How many programs each part has: a part is a region of one piece of the user's Python.
         self.n_programs: Counter[tuple] = Counter()
+        #: Why programs do not serve a call.
+        self.changes = Changes(self.say_compiles_again)
         #: Whether Dynamo found anything to compile.
         self.has_graphs = False
         #: What Dynamo left to Python in the calls that a thread is in.
@@ -270,6 +272,7 @@ class GraphCompiler:
     def __call__(self, graph_module: fx.GraphModule, example_inputs):
         """A function of the graph's inputs; what Dynamo calls with each graph that it captured."""
         self.has_graphs = True
+        self.changes.say_pending()
         make_guards_complete()
         guard_global_hooks()
         self._say_graph_break(graph_module)
@@ -352,13 +355,8 @@ class GraphCompiler:
         for note in notes:
             self._say(f"{self.name}: {note}", RecipeWarning)
 
-    def say_compiles_again(self, failure) -> None:
-        """Each time: what changed since the last call."""
-        reason = first_line(failure.reason)
-        if "BACKEND_MATCH" in reason:
-            # The program is another module's: this one compiles the function for the first time.
-            return
-        changed = what_changed(reason)
+    def say_compiles_again(self, changed: str) -> None:
+        """Once for each compilation: what changed since the last call."""
         self._say(f"{self.name} is compiled again, because {changed}", RecompileWarning)
 
     def _say_or_refuse(self, message: str) -> None:

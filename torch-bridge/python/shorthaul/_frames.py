@@ -14,7 +14,7 @@ import torch
 from ._changes import why_broken
 from ._dynamo import GraphCompiler
 from ._errors import first_line
-from ._origins import line_of, place_of
+from ._origins import line_of, refused_at
 from ._pytorch_names import (
     TRACER_ERRORS,
     WRAPPED,
@@ -60,10 +60,12 @@ class FrameCompiler:
             what = f"PyTorch's tracer failed: {reason}{_place(frame.f_code)}"
             return leave_frame(self._is_too_often(frame.f_code, reason, what, most))
         if not self.refused:
+            self.compiler.changes.say_pending()
             return answer
+        self.compiler.changes.pending = None
         failure = self.refused.pop()
         reason = why_broken(first_line(failure))
-        where = place_of(failure) or line_of(frame.f_code)
+        where = refused_at(failure) or line_of(frame.f_code)
         what = f"its tracer leaves `{frame.f_code.co_name}` to Python at {where}: {reason}"
         if self._is_too_often(frame.f_code, reason, what, 3):
             return keep_programs()

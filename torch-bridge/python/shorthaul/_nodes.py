@@ -67,8 +67,13 @@ def name_of(node: fx.Node) -> str:
 
 
 def is_number(node: fx.Node) -> bool:
-    """Whether a node computes sizes or other Python numbers."""
-    return isinstance(value_of(node), (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
+    """Whether a node computes sizes or other Python numbers, one or several."""
+    value = value_of(node)
+    values = value if isinstance(value, (list, tuple)) and value else [value]
+    return all(isinstance(v, _NUMBERS) for v in values)
+
+
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def tensors_of(value: Any) -> Iterable[torch.Tensor]:

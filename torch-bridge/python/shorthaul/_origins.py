@@ -43,7 +43,7 @@ def source_of(stack_trace: str | None) -> str:
     return f"{_short(filename)}:{number}"
 
 
-def place_of(refusal: Exception) -> str:
+def refused_at(refusal: Exception) -> str:
     """``file:line`` of the user's code that Dynamo refused; empty if it does not say."""
     stack = getattr(refusal, "real_stack", None)
     return f"{_short(stack[-1].filename)}:{stack[-1].lineno}" if stack else ""

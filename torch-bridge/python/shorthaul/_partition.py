@@ -37,6 +37,7 @@ from ._nodes import (
     value_of,
 )
 from ._older_gradients import has_own_gradient
+from ._sizes import expression
 
 #: Methods that change what a tensor is, not only its elements: the graph is PyTorch's then.
 METADATA_WRITES = frozenset(
@@ -501,7 +502,8 @@ def step_outside(node: fx.Node, exposed: _Exposed) -> str:
             and first in exposed.inside
             and value.is_contiguous()
             and base.is_contiguous()
-            and value.numel() == base.numel()
+            # A comparison of the numbers themselves would be a guard.
+            and expression(value.numel()) == expression(base.numel())
             and value.dtype == base.dtype
         )
         return "output" if is_whole and exposed.is_only_name(node) else "view"

@@ -29,7 +29,12 @@ def write_out_sizes(graph: fx.Graph) -> None:
     """before  size = torch.Size([n, 3]); y = x.view(size)   after  y = x.view((n, 3))
 
     A view of a region's result is made again outside of it, from numbers and tensors.
+
+    before  size = y.size(); m = size[0]; z = x.view(m, -1)   after  z = x.view(n, -1)
+
+    where n is an input of the graph, or a number. ``y`` then does not have to leave its region.
     """
+    _take_from_inputs(graph)
     for node in list(graph.nodes):
         if node.target is not torch.Size or not (
             node.args and isinstance(node.args[0], list | tuple)
@@ -43,9 +48,40 @@ def write_out_sizes(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-def _replace_operand(user: fx.Node, operand: fx.Node, items: tuple) -> None:
+def _take_from_inputs(graph: fx.Graph) -> None:
+    known = {}
+    for node in graph.find_nodes(op="placeholder"):
+        value = node.meta.get("example_value")
+        if isinstance(value, torch.SymInt):
+            known.setdefault(expression(value), node)
+    for node in reversed(list(graph.nodes)):
+        if not _reads_sizes(node):
+            continue
+        size = expression(node.meta["example_value"])
+        if isinstance(size, int) or (isinstance(size, sympy.Basic) and size in known):
+            for user in list(node.users):
+                _replace_operand(user, node, known.get(size, size))
+        if not node.users:
+            graph.erase_node(node)
+
+
+def _reads_sizes(node: fx.Node) -> bool:
+    """Whether a node gives sizes of a tensor, or some of such sizes."""
+    if not _are_integers(node.meta.get("example_value")):
+        return False
+    if node.target is operator.getitem:
+        return _are_integers(node.args[0].meta.get("example_value"))
+    return node.target == "size" or (node.target is getattr and node.args[1:] == ("shape",))
+
+
+def _are_integers(value: Any) -> bool:
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return all(isinstance(v, (int, torch.SymInt)) for v in values)
+
+
+def _replace_operand(user: fx.Node, operand: fx.Node, by: Any) -> None:
     def replaced(one):
-        return items if one is operand else one
+        return by if one is operand else one
 
     user.args = fx.map_arg(user.args, replaced)
     user.kwargs = fx.map_arg(user.kwargs, replaced)

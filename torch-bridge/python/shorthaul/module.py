@@ -316,6 +316,7 @@ class Runner:
         #: Whether what runs outside of programs is an error.
         self.is_strict = options.fallback == "error"
         self.compiler = GraphCompiler(options, name)
+        self.compiler.changes.arguments = _arguments_of(forward)
         self.optimized = _optimized(_with_own_code(forward), self.compiler)
 
     def __call__(self, owner: nn.Module, args: tuple, kwargs: dict[str, Any]):
@@ -418,6 +419,16 @@ def _with_own_code(forward):
     return copy
 
 
+def _arguments_of(forward) -> tuple[str, ...]:
+    """The names of what ``forward`` takes by position, without the module."""
+    try:
+        named = list(inspect.signature(forward).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return ()
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(one.name for one in named if one.kind in by_position)
+
+
 def _is_torchs(forward: types.FunctionType) -> bool:
     """Whether Dynamo takes a function for its own, which it would wrap under another name."""
     return os.path.dirname(torch.__file__) in forward.__code__.co_filename
@@ -435,7 +446,7 @@ def _optimized(forward, compiler: GraphCompiler):
         compiler,
         nopython=options.fullgraph,
         dynamic=options.dynamic,
-        guard_fail_fn=compiler.say_compiles_again,
+        guard_fail_fn=compiler.changes.note,
         **more,
     )
     if not options.fullgraph:

@@ -263,6 +263,19 @@ def rotary_embedding_of_a_complex_table(wrap):
 
 
 @program
+def rotary_embedding_of_a_table_that_forward_moves(wrap):
+    class Model(_Rotated):
+        def forward(self, x, start: int):
+            self.turns = self.turns.to(device=x.device)
+            return super().forward(x, start), self.turns
+
+    model = Model()
+    m, table = wrap(model), model.turns
+    found = [m(randn(2, n, 12), start) for n, start in ((4, 0), (4, 3), (7, 1))]
+    return [[pair[0] for pair in found], [pair[1] is table for pair in found], model.turns is table]
+
+
+@program
 def rotary_embedding_of_permuted_heads(wrap):
     model = _Rotated()
     m = wrap(model)

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import rnn
+from torch.utils.checkpoint import checkpoint
 
 from .facts import gradients, observe, raises, randn, step, training
 from .registry import program
@@ -541,3 +542,24 @@ def state_of_two_steps_before(wrap):
     model = Model()
     m = wrap(model)
     return [training(model, m, randn(3, 4)) for _ in range(3)]
+
+
+@program
+def sizes_of_embeddings_in_a_checkpoint(wrap):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.head = nn.Embedding(10, 6), nn.Linear(6, 3)
+
+        def run(self, tokens):
+            x = self.table(torch.cat([tokens, tokens], 1)).tanh()
+            size = x.size()[:2]
+            rows = self.head(x.view(size[0] * size[1], -1))
+            return rows.view(*size, -1), rows.view(size[0], x.size(1) // 2, -1)
+
+        def forward(self, tokens):
+            return checkpoint(self.run, tokens, use_reentrant=False)
+
+    model = Model()
+    m = wrap(model)
+    return [training(model, m, torch.randint(10, (n, n + 2))) for n in (3, 5, 4)]
