@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from ._straight_through import straight_through
+
 aten = torch.ops.aten
 
 #: Indices that are sorted to find the last write; sorting takes time that grows faster than that.
@@ -41,9 +43,8 @@ def _write_rows(x, dim: int, at, rows):
     result = torch.where(hit, written, x)
     if not rows.is_floating_point():
         return result
-    ghost = rows - rows.detach()
-    ghost = torch.where(ghost == 0, ghost, 0.0)
-    return result + torch.zeros_like(x).index_add(dim, at, ghost)
+    moving = torch.where(hit, 0.0, x) + torch.zeros_like(x).index_add(dim, at, rows)
+    return straight_through(result.detach(), moving)
 
 
 def _flat_write(x, at, values):
