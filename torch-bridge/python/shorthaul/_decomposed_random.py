@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from ._decomposed_elements import with_zero_slope
-from ._decomposed_indexing import held
+from ._decomposed_indexing import _N_SORTED, held
 
 aten = torch.ops.aten
 
@@ -45,6 +45,14 @@ def randint_like(x, high, *, dtype=None, **kwargs):
 
 def randint_like_low(x, low, high, *, dtype=None, **kwargs):
     return _whole(low, high, x.shape, dtype or x.dtype)
+
+
+def randperm(n, *, dtype=torch.int64, **kwargs):
+    """The order of n uniform numbers."""
+    if n > _N_SORTED:
+        return NotImplemented
+    upper, lower = (torch.rand((n,), dtype=torch.float64) for _ in range(2))
+    return (upper + lower * 2.0**-_BITS).sort()[1].to(dtype or torch.int64)
 
 
 def _none_of(is_wrong):
@@ -114,6 +122,7 @@ RULES = {
     aten.randint.low: randint_low,
     aten.randint_like.default: randint_like,
     aten.randint_like.low_dtype: randint_like_low,
+    aten.randperm.default: randperm,
     aten.uniform.default: uniform,
 }
 
