@@ -47,6 +47,14 @@ def _write_rows(x, dim: int, at, rows):
     return straight_through(result.detach(), moving)
 
 
+def _write_once(x, at, values):
+    """``x`` of one dimension with ``values`` at the places ``at``, each of which is another one."""
+    rank = torch.zeros_like(at[:1]).expand(x.shape[0])
+    rank = rank.scatter_add(0, at, torch.arange(1, at.shape[0] + 1))
+    written = values.index_select(0, (rank - 1).clamp(min=0))
+    return torch.where(rank > 0, written, x)
+
+
 def _flat_write(x, at, values):
     """``x`` of one dimension with ``values`` at the places ``at``, the last of each place."""
     return _write_rows(x, 0, at, values)
@@ -153,8 +161,7 @@ def index_fill(x, dim, index, value):
 def diagonal_scatter(x, source, offset=0, dim1=0, dim2=1):
     positions = torch.arange(x.numel()).reshape(x.shape)
     at = positions.diagonal(offset, dim1, dim2).reshape(-1)
-    found = _flat_write(x.reshape(-1), at, source.reshape(-1))
-    return _reshaped(found, x.shape)
+    return _write_once(x.reshape(-1), at, source.reshape(-1)).reshape(x.shape)
 
 
 def put(x, index, source, accumulate=False):
@@ -276,18 +283,38 @@ def index_reduce(x, dim, index, source, reduce, *, include_self=True):
     return _reshaped(found, x.shape)
 
 
-def _strided_places(size, stride, offset):
-    at = torch.full((1,), offset or 0, dtype=torch.int64)
+def _strided_places(x, size, stride, offset):
+    """The flat places in ``x``; ``None`` where other memory is read than that of ``x``."""
+    reach = sum(step * (n - 1) for n, step in zip(size, stride, strict=True))
+    first = offset or 0
+    if not x.is_contiguous() or x.storage_offset() or first + reach >= x.numel():
+        return None
+    at = torch.full((1,), first, dtype=torch.int64)
     for n, step in zip(size, stride, strict=True):
         at = at.unsqueeze(-1) + torch.arange(n) * step
     return at.reshape(-1)
 
 
-def as_strided_copy(x, size, stride, storage_offset=None):
-    if not x.is_contiguous():
+def as_strided(x, size, stride, storage_offset=None):
+    at = _strided_places(x, size, stride, storage_offset)
+    return NotImplemented if at is None else x.reshape(-1).index_select(0, at).reshape(size)
+
+
+def _is_apart(size, stride) -> bool:
+    """Whether each element has a place of its own."""
+    reach = 0
+    for step, n in sorted((step, n) for n, step in zip(size, stride, strict=True) if n > 1):
+        if step <= reach:
+            return False
+        reach += step * (n - 1)
+    return True
+
+
+def as_strided_scatter(x, source, size, stride, storage_offset=None):
+    at = _strided_places(x, size, stride, storage_offset)
+    if at is None or not _is_apart(size, stride):
         return NotImplemented
-    at = _strided_places(size, stride, storage_offset)
-    return x.reshape(-1).index_select(0, at).reshape(size)
+    return _write_once(x.reshape(-1), at, source.reshape(-1)).reshape(x.shape)
 
 
 def take(x, index):
@@ -366,7 +393,9 @@ GUARDED = {
 }
 
 RULES = {
-    aten.as_strided_copy.default: as_strided_copy,
+    aten.as_strided.default: as_strided,
+    aten.as_strided_copy.default: as_strided,
+    aten.as_strided_scatter.default: as_strided_scatter,
     aten.diagonal_scatter.default: diagonal_scatter,
     aten.index_copy.default: index_copy,
     aten.index_fill.int_Scalar: index_fill,

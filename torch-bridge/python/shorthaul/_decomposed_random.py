@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from ._decomposed_elements import with_zero_slope
-from ._decomposed_indexing import _N_SORTED, held
+from ._decomposed_indexing import held
 
 aten = torch.ops.aten
 
@@ -19,6 +19,9 @@ _BITS = 24
 
 #: Widest range of whole numbers: two uniform numbers have as many bits.
 _WIDEST = 1 << (2 * _BITS)
+
+#: Numbers of a permutation; a sort of more takes longer than PyTorch's exchanges.
+_N_PERMUTED = 4096
 
 
 def _whole(low, high, size, dtype):
@@ -49,7 +52,7 @@ def randint_like_low(x, low, high, *, dtype=None, **kwargs):
 
 def randperm(n, *, dtype=torch.int64, **kwargs):
     """The order of n uniform numbers."""
-    if n > _N_SORTED:
+    if n > _N_PERMUTED:
         return NotImplemented
     upper, lower = (torch.rand((n,), dtype=torch.float64) for _ in range(2))
     return (upper + lower * 2.0**-_BITS).sort()[1].to(dtype or torch.int64)

@@ -254,3 +254,17 @@ def products_are_written_at_indices(wrap):
 
     m = wrap(forward)
     return [step(m, randn(3, 3)) for _ in range(2)]
+
+
+@program
+def filled_diagonals(wrap):
+    """As the similarities of a contrastive loss, where each sample is its own neighbour."""
+
+    def forward(x):
+        y = (x @ x.mT) / 0.5
+        y.fill_diagonal_(-1e4)
+        z = (3 * x).diagonal_scatter(0.7 * x[0, : min(x.shape)])
+        return y.log_softmax(-1), z
+
+    m = wrap(forward)
+    return [step(m, randn(n, 4)) for n in (3, 6)]
