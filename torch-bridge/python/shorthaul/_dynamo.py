@@ -321,6 +321,14 @@ class GraphCompiler:
             why = f"has to leave it to Python ({why_broken(breaks[0])})"
         self._say_or_refuse(f"PyTorch runs all of {self.name}: its tracer {why}")
 
+    def say_breaks_in_loop(self, reason: str, place: str) -> None:
+        """Once for each function: Python runs it, since a graph cannot end inside of a loop."""
+        if self.has_graphs:
+            self._say_or_refuse(
+                f"{self.name} is compiled in several parts: Python runs between them, in all of "
+                f"{place}, since a graph cannot end inside of a loop ({why_broken(reason)})"
+            )
+
     def may_compile(self, part: tuple) -> bool:
         """Whether one more program of a part is allowed; said once where it is not."""
         n_programs, n_sizes = self.n_programs[part], self.n_sizes[part]

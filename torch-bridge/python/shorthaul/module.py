@@ -16,6 +16,7 @@ import functools
 import inspect
 import itertools
 import os
+import re
 import sys
 import threading
 import types
@@ -351,6 +352,8 @@ class Runner:
                 self.compiler.note_break(reason)
             if not self.compiler.has_graphs and any(True for _ in owner.parameters()):
                 self.compiler.say_runs_nothing(new)
+            for reason, place in _new_breaks_in_loops(breaks):
+                self.compiler.say_breaks_in_loop(reason, place)
         if self.is_strict:
             self._refuse_python(breaks)
         return result
@@ -365,7 +368,8 @@ class Runner:
 
 def _breaks() -> dict[str, int]:
     """How often Dynamo left something to Python, by reason."""
-    return dict(counters["graph_break"])
+    in_loops = {why: n for why, n in counters["unimplemented"].items() if _IN_LOOP in why}
+    return dict(counters["graph_break"]) | in_loops
 
 
 def _new_breaks(before: dict[str, int]) -> list[str]:
@@ -373,6 +377,21 @@ def _new_breaks(before: dict[str, int]) -> list[str]:
     new = [why for why, n in _breaks().items() if n > before.get(why, 0)]
     # The kind of break, and the line that explains it.
     return [" ".join([first_line(why), *map(str.strip, why.splitlines()[1:2])]) for why in new]
+
+
+def _new_breaks_in_loops(before: dict[str, int]) -> list[tuple[str, str]]:
+    """Why Dynamo left a function with a loop to Python since then, and which function."""
+    found = {}
+    for why, n in _breaks().items():
+        place = re.search(r"frame skipped: (\w+) \((.+) line (\d+)\)", why)
+        if _IN_LOOP in why and n > before.get(why, 0) and place:
+            name, path, line = place.groups()
+            found[f"`{name}` ({os.path.basename(path)}:{line})"] = first_line(why)
+    return [(reason, place) for place, reason in found.items()]
+
+
+#: What Dynamo says where a graph would end inside of a loop: it leaves the function to Python.
+_IN_LOOP = "graph break in loop"
 
 
 def _is_subclass(value: Any) -> bool:
