@@ -62,7 +62,7 @@ def test_a_call_that_cannot_be_traced_is_said_once():
     assert message.startswith(
         "PyTorch runs a part of Loop: its tracer leaves `forward` to Python at "
     )
-    assert message.endswith(": a branch depends on a tensor's values")
+    assert message.endswith(": a branch depends on a tensor's values, inside of a loop")
 
 
 def test_a_first_call_that_cannot_be_traced_names_the_place():

@@ -433,3 +433,39 @@ def test_errors_that_eager_raises_too_do_not_end_the_tracing():
     x = torch.randn(3, 6)
     torch.testing.assert_close(compiled(x), model(x))
     assert torch._dynamo.utils.counters["frames"]["ok"] > before
+
+
+class _Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.linear(x).sin()
+
+
+class _Experts(nn.Module):
+    """Rows go to the layer whose column is positive; how many, only the numbers say."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.ModuleList(_Inner() for _ in range(2))
+
+    def forward(self, x):
+        out = torch.zeros_like(x)
+        for k, inner in enumerate(self.inner):
+            (rows,) = torch.where(x[:, k] > 0)
+            out.index_add_(0, rows, inner(x[rows]))
+        return out
+
+
+@pytest.mark.skipif(VERSION < (2, 14), reason="older tracers do not say so")
+def test_a_graph_that_ends_inside_of_a_loop_is_told():
+    x = torch.tensor([[1.0, -1.0, 0.0], [1.0, 1.0, 0.5], [-1.0, 1.0, 2.0]])
+    model = _Experts()
+    said = r"its tracer leaves `forward` to Python at .*:\d+: the size of .*, inside of a loop$"
+    with pytest.warns(shorthaul.FallbackWarning, match=said):
+        torch.testing.assert_close(shorthaul.module(model)(x), model(x))
+    strict = shorthaul.module(_Experts(), fallback="error")
+    with pytest.raises(shorthaul.CaptureError, match="the size of a result depends on"):
+        strict(x)

@@ -21,12 +21,13 @@ import torch
 from torch import fx
 from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
 
-from ._errors import CaptureError, ShorthaulError, first_line
+from ._errors import CaptureError, first_line
 from ._linear import Kind, NotLinear, kinds_of
 from ._nodes import TORCH_REASON, is_in_place, needs_gradient, run_again, storage_of, value_of
 from ._rewrites import fill_where
 from ._sizes import expression
 from ._span import COPIED, CUT, SpanRewrite, Stays, mode_at, trace
+from ._straight_through import straight_through
 
 _NAME = "autograd_function_apply"
 #: Where a node keeps the ``CustomFunction`` that has been made of it.
@@ -34,30 +35,6 @@ _KNOWN = "shorthaul_function"
 
 _SET_GRAD = torch._C._set_grad_enabled
 
-torch.library.define("shorthaul::straight_through", "(Tensor y, Tensor v) -> Tensor")
-
-
-@torch.library.impl("shorthaul::straight_through", "CompositeExplicitAutograd")
-def _straight_through(y: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    return y.clone()
-
-
-torch.library.register_fake("shorthaul::straight_through", _straight_through)
-
-
-def _straight_back(ctx, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:
-    if torch.is_grad_enabled():
-        # What was saved for the function's backward pass is a constant in v.
-        raise ShorthaulError(
-            "a custom autograd.Function inside of a gradient cannot be differentiated once more; "
-            "call the original module for derivatives of this order"
-        )
-    return None, gradient
-
-
-torch.library.register_autograd("shorthaul::straight_through", _straight_back)
-
-_operator = torch.ops.shorthaul.straight_through
 _OfPyTorch = torch.autograd.Function
 
 
@@ -170,7 +147,7 @@ class CustomResult:
     @staticmethod
     def traced(y: torch.Tensor, v: torch.Tensor, *_) -> torch.Tensor:
         """The operator that stands for it in a graph of operators."""
-        return _operator(y, v)
+        return straight_through(y, v)
 
 
 class _Tracing(threading.local):
@@ -370,7 +347,7 @@ class _FunctionSpan(SpanRewrite):
     def copy(self, node: fx.Node, made: Mapping[fx.Node, Any], new: list[fx.Node]) -> Any:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             raise Stays("it draws random numbers")
-        if node.target is not _operator.default:
+        if node.target is not straight_through.default:
             return super().copy(node, made, new)
         target = CustomResult(self.called, super().results().index(node))
         operands = [made[operand] for operand in node.args]
@@ -422,7 +399,7 @@ def _with_ways_back(function: CustomFunction, operands, results, saved) -> list[
     ]
     made = [CUT(result) for result in results]
     for k in differentiable:
-        made[k] = _operator(results[k], _transposed(pairs, grads[k]))
+        made[k] = straight_through(results[k], _transposed(pairs, grads[k]))
     return made
 
 

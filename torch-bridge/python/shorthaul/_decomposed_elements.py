@@ -11,21 +11,18 @@ import math
 
 import torch
 
+from ._straight_through import straight_through
+
 aten = torch.ops.aten
 
 
 def with_slope(value: torch.Tensor, x: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
     """``value``, whose derivative with respect to ``x`` is ``slope``.
 
-    The terms that are added are zero: gradients are all that pass them. An infinite slope is that
-    of a root at zero, and one that is no number is zero times that.
+    A slope that is infinite or no number is passed on as it is.
     """
-    slope, moved = slope.detach(), x - x.detach()
-    is_steep = (slope - slope != 0) & (moved == 0)
-    ghost = torch.where(is_steep, 0.0, slope) * moved
-    root = torch.where(is_steep, moved, 1.0).sqrt()
-    sign = torch.where(is_steep, torch.where(slope.isnan(), 0.0, slope.sign()), 0.0)
-    return value.detach() + torch.where(ghost == 0, ghost, 0.0) + sign * root
+    moving = (slope.detach() * x).to(value.dtype).expand(value.shape)
+    return straight_through(value.detach(), moving)
 
 
 def with_zero_slope(value: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

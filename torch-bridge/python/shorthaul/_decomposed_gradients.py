@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 
+from . import _decomposed_image_gradients
+
 aten = torch.ops.aten
 
 #: Operators whose backward pass reads statistics that they give. PyTorch has no gradient of the
@@ -94,7 +96,7 @@ def table() -> dict[Any, Callable]:
             operator = getattr(packet, name)
             if operator in decomposition_table:
                 rules[operator] = decomposition_table[operator]
-    return rules
+    return rules | _decomposed_image_gradients.RULES
 
 
 __all__ = ["table"]

@@ -9,6 +9,7 @@ import itertools
 import math
 
 import torch
+from torch import sym_int
 from torch._decomp import decomposition_table
 
 from ._decomposed_elements import with_zero_slope
@@ -153,6 +154,23 @@ def grid_sampler_2d(x, grid, interpolation_mode, padding_mode, align_corners):
     return found + (grid.detach().abs() * 0).sum(-1).unsqueeze(1)
 
 
+def _linear_of_scales(operator):
+    """PyTorch's rule; along a dimension that keeps its size, eager copies, whatever the scale."""
+
+    def rule(x, output_size, align_corners, scale_factors=None):
+        scales = [None] * (x.dim() - 2) if scale_factors is None else list(scale_factors)
+        sizes = output_size
+        if sizes is None:
+            pairs = zip(x.shape[2:], scales, strict=True)
+            sizes = [n * int(s) if int(s) == s else sym_int(n * s) for n, s in pairs]
+        for d, scale in enumerate(scales):
+            if scale is not None and 1 <= scale < 2 and sizes[d] == x.shape[2 + d]:
+                scales[d] = None
+        return decomposition_table[operator](x, sizes, align_corners, *scales)
+
+    return rule
+
+
 def max_pool_backward(dy, x, *window_and_indices):
     """PyTorch's rule, which reads no element of ``x``: in eager, its gradient is zero, not none.
 
@@ -173,6 +191,9 @@ RULES = {
     aten.fractional_max_pool3d.default: fractional_max_pool,
     aten._upsample_bilinear2d_aa.default: _rule(_triangle, 1),
     aten._upsample_bicubic2d_aa.default: _rule(_cubic, 2),
+    aten.upsample_bilinear2d.vec: _linear_of_scales(aten.upsample_bilinear2d.default),
+    aten.upsample_linear1d.vec: _linear_of_scales(aten.upsample_linear1d.default),
+    aten.upsample_trilinear3d.vec: _linear_of_scales(aten.upsample_trilinear3d.default),
 }
 
 __all__ = ["RULES"]

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from ._straight_through import straight_through
+
 aten = torch.ops.aten
 
 #: Indices that are sorted to find the last write; sorting takes time that grows faster than that.
@@ -41,9 +43,16 @@ def _write_rows(x, dim: int, at, rows):
     result = torch.where(hit, written, x)
     if not rows.is_floating_point():
         return result
-    ghost = rows - rows.detach()
-    ghost = torch.where(ghost == 0, ghost, 0.0)
-    return result + torch.zeros_like(x).index_add(dim, at, ghost)
+    moving = torch.where(hit, 0.0, x) + torch.zeros_like(x).index_add(dim, at, rows)
+    return straight_through(result.detach(), moving)
+
+
+def _write_once(x, at, values):
+    """``x`` of one dimension with ``values`` at the places ``at``, each of which is another one."""
+    rank = torch.zeros_like(at[:1]).expand(x.shape[0])
+    rank = rank.scatter_add(0, at, torch.arange(1, at.shape[0] + 1))
+    written = values.index_select(0, (rank - 1).clamp(min=0))
+    return torch.where(rank > 0, written, x)
 
 
 def _flat_write(x, at, values):
@@ -152,8 +161,7 @@ def index_fill(x, dim, index, value):
 def diagonal_scatter(x, source, offset=0, dim1=0, dim2=1):
     positions = torch.arange(x.numel()).reshape(x.shape)
     at = positions.diagonal(offset, dim1, dim2).reshape(-1)
-    found = _flat_write(x.reshape(-1), at, source.reshape(-1))
-    return _reshaped(found, x.shape)
+    return _write_once(x.reshape(-1), at, source.reshape(-1)).reshape(x.shape)
 
 
 def put(x, index, source, accumulate=False):
@@ -275,22 +283,38 @@ def index_reduce(x, dim, index, source, reduce, *, include_self=True):
     return _reshaped(found, x.shape)
 
 
-def _first_place(x, storage_offset) -> int | None:
-    """How far into ``x`` an offset in its memory lies, where its elements lie there in order."""
-    if not x.is_contiguous():
+def _strided_places(x, size, stride, offset):
+    """The flat places in ``x``; ``None`` where other memory is read than that of ``x``."""
+    reach = sum(step * (n - 1) for n, step in zip(size, stride, strict=True))
+    first = 0 if offset is None else offset - x.storage_offset()
+    if not x.is_contiguous() or first < 0 or first + reach >= x.numel():
         return None
-    offset = 0 if storage_offset is None else storage_offset - x.storage_offset()
-    return offset if offset >= 0 else None
-
-
-def as_strided_copy(x, size, stride, storage_offset=None):
-    first = _first_place(x, storage_offset)
-    if first is None:
-        return NotImplemented
     at = torch.full((1,), first, dtype=torch.int64)
     for n, step in zip(size, stride, strict=True):
         at = at.unsqueeze(-1) + torch.arange(n) * step
-    return x.reshape(-1).index_select(0, at.reshape(-1)).reshape(size)
+    return at.reshape(-1)
+
+
+def as_strided(x, size, stride, storage_offset=None):
+    at = _strided_places(x, size, stride, storage_offset)
+    return NotImplemented if at is None else x.reshape(-1).index_select(0, at).reshape(size)
+
+
+def _is_apart(size, stride) -> bool:
+    """Whether each element has a place of its own."""
+    reach = 0
+    for step, n in sorted((step, n) for n, step in zip(size, stride, strict=True) if n > 1):
+        if step <= reach:
+            return False
+        reach += step * (n - 1)
+    return True
+
+
+def as_strided_scatter(x, source, size, stride, storage_offset=None):
+    at = _strided_places(x, size, stride, storage_offset)
+    if at is None or not _is_apart(size, stride):
+        return NotImplemented
+    return _write_once(x.reshape(-1), at, source.reshape(-1)).reshape(x.shape)
 
 
 def take(x, index):
@@ -369,7 +393,9 @@ GUARDED = {
 }
 
 RULES = {
-    aten.as_strided_copy.default: as_strided_copy,
+    aten.as_strided.default: as_strided,
+    aten.as_strided_copy.default: as_strided,
+    aten.as_strided_scatter.default: as_strided_scatter,
     aten.diagonal_scatter.default: diagonal_scatter,
     aten.index_copy.default: index_copy,
     aten.index_fill.int_Scalar: index_fill,

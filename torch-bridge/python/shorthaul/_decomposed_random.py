@@ -20,6 +20,9 @@ _BITS = 24
 #: Widest range of whole numbers: two uniform numbers have as many bits.
 _WIDEST = 1 << (2 * _BITS)
 
+#: Numbers of a permutation; a sort of more takes longer than PyTorch's exchanges.
+_N_PERMUTED = 4096
+
 
 def _whole(low, high, size, dtype):
     """Whole numbers in ``[low, high)``, from two uniform numbers, which leave no visible bias."""
@@ -45,6 +48,14 @@ def randint_like(x, high, *, dtype=None, **kwargs):
 
 def randint_like_low(x, low, high, *, dtype=None, **kwargs):
     return _whole(low, high, x.shape, dtype or x.dtype)
+
+
+def randperm(n, *, dtype=torch.int64, **kwargs):
+    """The order of n uniform numbers."""
+    if n > _N_PERMUTED:
+        return NotImplemented
+    upper, lower = (torch.rand((n,), dtype=torch.float64) for _ in range(2))
+    return (upper + lower * 2.0**-_BITS).sort()[1].to(dtype or torch.int64)
 
 
 def _none_of(is_wrong):
@@ -114,6 +125,7 @@ RULES = {
     aten.randint.low: randint_low,
     aten.randint_like.default: randint_like,
     aten.randint_like.low_dtype: randint_like_low,
+    aten.randperm.default: randperm,
     aten.uniform.default: uniform,
 }
 

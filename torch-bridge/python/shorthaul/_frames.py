@@ -65,6 +65,8 @@ class FrameCompiler:
         self.compiler.changes.pending = None
         failure = self.refused.pop()
         reason = why_broken(first_line(failure))
+        if "graph break in loop" in str(failure):
+            reason += ", inside of a loop"
         where = refused_at(failure) or line_of(frame.f_code)
         what = f"its tracer leaves `{frame.f_code.co_name}` to Python at {where}: {reason}"
         if self._is_too_often(frame.f_code, reason, what, 3):

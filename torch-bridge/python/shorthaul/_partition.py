@@ -168,8 +168,8 @@ def torch_reason(node: fx.Node) -> str | None:
         return "it has no gradient with respect to its first operand"
     if name_of(node) in _NOT_DIFFERENTIABLE and any(map(needs_gradient, operands)):
         return "PyTorch has no gradient of it"
-    if _counts_from_memory_of_input(node):
-        return "its offset counts from where the memory of an input begins"
+    if _counts_from_other_memory(node):
+        return "its offset counts from where the memory of another tensor begins"
     if _writes_overlapping(node):
         return "it writes to a tensor whose elements share memory"
     values = list(tensors_of(value_of(node)))
@@ -184,16 +184,17 @@ def torch_reason(node: fx.Node) -> str | None:
     return None
 
 
-def _counts_from_memory_of_input(node: fx.Node) -> bool:
-    """Whether a node reads where no tensor that a region gets says where it lies."""
-    if name_of(node) != "as_strided_copy":
+#: Where operators get an offset in the memory of their first operand.
+_OFFSET_AT = {"as_strided": 3, "as_strided_copy": 3, "as_strided_scatter": 4}
+
+
+def _counts_from_other_memory(node: fx.Node) -> bool:
+    """Whether a node reads at an offset in memory of which a region knows only a part."""
+    at = _OFFSET_AT.get(name_of(node), len(node.args))
+    offset = node.args[at] if at < len(node.args) else node.kwargs.get("storage_offset")
+    if offset is None:
         return False
-    if len(node.args) < 4 and "storage_offset" not in node.kwargs:
-        return False
-    base = node.all_input_nodes[0]
-    while is_view(base) and base.all_input_nodes:
-        base = base.all_input_nodes[0]
-    return base.op in ("placeholder", "get_attr")
+    return node.args[0].op in ("placeholder", "get_attr") or is_view(node.args[0])
 
 
 def _writes_overlapping(node: fx.Node) -> bool:

@@ -232,3 +232,39 @@ def numbers_written_through_views_that_overlap(wrap):
 
     m = wrap(forward)
     return raises(m, randn(3, 4).detach(), torch.rand(3, 4) > 0.5)
+
+
+@program
+def products_are_scattered(wrap):
+    """A product and a copy of it that is subtracted may be rounded differently."""
+    at = torch.tensor([[0], [3], [3]])
+    m = wrap(lambda x: torch.zeros(3, 4).scatter(1, at, 3 * x))
+    return [step(m, randn(3, 1)) for _ in range(2)]
+
+
+@program
+def products_are_written_at_indices(wrap):
+    at = torch.tensor([0, 2, 2])
+
+    def forward(x):
+        z = x.new_zeros(4, 3).index_copy(0, at, 1.7 * x.sin())
+        z[at] = z[at] + 0.3 * x
+        z[at, at] = 0.7 * x[0]
+        return z
+
+    m = wrap(forward)
+    return [step(m, randn(3, 3)) for _ in range(2)]
+
+
+@program
+def filled_diagonals(wrap):
+    """As the similarities of a contrastive loss, where each sample is its own neighbour."""
+
+    def forward(x):
+        y = (x @ x.mT) / 0.5
+        y.fill_diagonal_(-1e4)
+        z = (3 * x).diagonal_scatter(0.7 * x[0, : min(x.shape)])
+        return y.log_softmax(-1), z
+
+    m = wrap(forward)
+    return [step(m, randn(n, 4)) for n in (3, 6)]

@@ -1,5 +1,7 @@
 """Programs that take transforms of ``torch.func`` inside of ``forward``, and train through them."""
 
+import functools
+
 import torch
 from torch import nn
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
@@ -201,3 +203,70 @@ def list_written_beside_a_transform(wrap):
 
     model = Model()
     return [step(wrap(model), randn(3)), model.total]
+
+
+def _penalized(operator):
+    """A model whose result has the gradient of an operator, and so its gradients that of this."""
+
+    def forward(x):
+        y = operator(x.sin())
+        (slope,) = torch.autograd.grad((y**3).sum(), x, create_graph=True)
+        return y.sum() + (slope**2).sum()
+
+    return forward
+
+
+@program
+def gradients_of_interpolation(wrap):
+    resize = torch.nn.functional.interpolate
+    kinds = [("linear", 1), ("bilinear", 2), ("bicubic", 2), ("trilinear", 3), ("area", 2)]
+    kinds += [("nearest", 1), ("nearest", 2), ("nearest-exact", 2)]
+    seen = []
+    for i, (mode, n_dims) in enumerate(kinds):
+        operator = functools.partial(resize, scale_factor=(2, 1.3)[i % 2], mode=mode)
+        x = randn(1, 2, *[3, 4, 2][:n_dims])
+        seen.append(step(wrap(_penalized(operator)), x))
+    return seen
+
+
+@program
+def gradients_of_padding_by_copies(wrap):
+    pad = torch.nn.functional.pad
+    return [
+        step(
+            wrap(_penalized(functools.partial(pad, pad=[1, 2] * n, mode="replicate"))),
+            randn(1, 2, *[3, 4, 2][:n]),
+        )
+        for n in (1, 2, 3)
+    ]
+
+
+@program
+def gradients_of_pools(wrap):
+    f = torch.nn.functional
+    pools = [
+        lambda x: f.avg_pool2d(x, 2, padding=1, count_include_pad=False),
+        lambda x: f.avg_pool2d(x, 3, 2, ceil_mode=True, divisor_override=4),
+        lambda x: f.adaptive_avg_pool2d(x, (2, 4)),
+        lambda x: f.adaptive_max_pool2d(x, 2),
+        lambda x: f.local_response_norm(x, 3),
+    ]
+    return [step(wrap(_penalized(pool)), randn(1, 3, 5, 6)) for pool in pools]
+
+
+@program
+def gradients_of_chosen_elements(wrap):
+    chosen = [
+        lambda x: x.max(1)[0],
+        lambda x: x.topk(2, 1)[0],
+        lambda x: x.median(1)[0],
+        lambda x: x.kthvalue(2, 1)[0],
+    ]
+    return [step(wrap(_penalized(choose)), randn(3, 4)) for choose in chosen]
+
+
+@program
+def gradients_of_shrinks_and_distances(wrap):
+    f = torch.nn.functional
+    operators = [f.hardshrink, f.softshrink, lambda x: torch.cdist(x, 2 * x + 1)]
+    return [step(wrap(_penalized(one)), randn(5, 3)) for one in operators]

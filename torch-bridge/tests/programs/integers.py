@@ -379,3 +379,18 @@ def products_of_truth_values_are_refused(wrap):
     x = torch.tensor([[True, False], [True, True]])
     refused = (torch.matmul, torch.mm, F.linear)
     return [raises(wrap(lambda x, f=f: f(x, x)), x) for f in refused]
+
+
+@program
+def fake_quantization(wrap):
+    """Straight-through rounding, as in training for quantized inference."""
+
+    def forward(x, scales):
+        whole = torch.arange(3, dtype=torch.int32)
+        y = torch.fake_quantize_per_tensor_affine(1.37 * x, 0.0371, 3, -16, 15)
+        z = torch.fake_quantize_per_channel_affine(1.37 * x, scales, whole, 1, -16, 15)
+        scale, zero = scales.max().reshape(1), whole[1:2]
+        return y, z, torch.fake_quantize_per_tensor_affine(1.37 * x, scale, zero, 0, 15)
+
+    m, scales = wrap(forward), torch.tensor([0.01, 0.1, 0.2])
+    return [step(m, randn(4, 3, 5), scales), step(m, randn(4, 3, 5).detach(), scales)]

@@ -1,5 +1,8 @@
 """Programs with operators: elementwise, reductions, shapes, linear algebra, distributions."""
 
+import functools
+import itertools
+
 import torch
 from torch import nn
 
@@ -510,4 +513,16 @@ def gradients_that_pytorch_lacks(wrap):
     for function in functions:
         y = wrap(function)(randn(4))
         seen += [y.detach(), raises(y.sum().backward)]
+    return seen
+
+
+@program
+def interpolation_that_keeps_sizes(wrap):
+    """Along a dimension that keeps its size, eager copies, whatever the factor."""
+    resize = torch.nn.functional.interpolate
+    kinds = [("linear", 1), ("bilinear", 2), ("trilinear", 3)]
+    seen = []
+    for (mode, n_dims), factor in itertools.product(kinds, (1.1, 1.3, 2.0)):
+        m = wrap(functools.partial(resize, scale_factor=factor, mode=mode))
+        seen.append(step(m, randn(1, 2, *[4, 6, 3][:n_dims])))
     return seen

@@ -130,3 +130,22 @@ def torch_random_numbers_follow_the_seed(wrap):
         torch.manual_seed(seed)
         seen.append(m(x))
     return [torch.equal(seen[0], seen[1]), torch.equal(seen[0], seen[2])]
+
+
+@program
+def permutation_inside_forward(wrap):
+    """Which one is drawn is Shorthaul's own; the generator goes on, and all occur."""
+
+    def forward(x):
+        order = torch.randperm(x.shape[0])
+        return x[order], order
+
+    m = wrap(forward)
+    seen = []
+    for n in (5, 8):
+        x = randn(n, 3)
+        y, order = m(x)
+        y.sum().backward()
+        seen += [torch.equal(y, x[order]), order.sort()[0], order.dtype, x.grad]
+    drawn = {tuple(m(randn(3, 1))[1].tolist()) for _ in range(200)}
+    return [*seen, len(drawn)]
