@@ -8,13 +8,15 @@
 //! or a program reaches is MUE = Q/D · B/B̂ · 100 ("Data Movement Is All You Need", arXiv 2007.00072), with Q the bytes
 //! it must move, D those it moves in the time taken, B their rate and B̂ the memory's.
 
+use crate::report::bytes;
 use graph::{
-    ContainerId, DType, Graph, Index, Machine, Map, Memlet, Node, NodeKind, Param, Storage, SymExpr,
+    ContainerId, DType, Graph, Machine, Node, NodeKind, Storage, Touched, Traffic, traffic,
 };
 use kernels::contraction::{Contraction, least_flops};
+use kernels::lowering::KernelInfo;
 use kernels::recognize::{Recognized, recognize};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Lower bounds of one kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -85,74 +87,69 @@ fn pebbling_bytes(c: &Contraction, cache_bytes: u64) -> i64 {
 
 /// Bytes of the elements that a kernel reads from or writes to memory, by container.
 pub fn touched(graph: &Graph, node: &Node) -> BTreeMap<ContainerId, i64> {
+    let Traffic { reads, writes } = traffic(graph, node);
     let mut found = BTreeMap::new();
-    collect(graph, node, &mut Vec::new(), &mut found);
+    for (id, touched) in reads.iter().chain(&writes) {
+        let most = found.entry(*id).or_insert(0);
+        *most = touched.least_bytes().max(*most);
+    }
     found
 }
 
-fn collect<'a>(
-    graph: &Graph,
-    node: &'a Node,
-    params: &mut Vec<&'a Param>,
-    found: &mut BTreeMap<ContainerId, i64>,
-) {
-    match &node.kind {
-        NodeKind::Map(Map {
-            params: own, body, ..
-        }) => {
-            let before = params.len();
-            params.extend(own);
-            body.iter()
-                .for_each(|inner| collect(graph, inner, params, found));
-            params.truncate(before);
+/// Bytes that a kernel reads and writes, for each container in the order in which it lists them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Of each container that it reads.
+    pub reads: Vec<i64>,
+    /// Of each container that it writes.
+    pub writes: Vec<i64>,
+}
+
+/// What each kernel moves: of a lookup or a slice no more than the elements that its indices can have, of a kernel
+/// that is only a part of a node the whole containers.
+pub fn moved(graph: &Graph, kernels: &[KernelInfo]) -> Vec<Moved> {
+    let nodes = graph.single_state().map_or(&[][..], |state| &state.nodes);
+    let mut writers = BTreeMap::new();
+    for node in nodes {
+        for id in node.writes() {
+            writers.entry(id).or_insert_with(Vec::new).push(node);
         }
-        NodeKind::Tasklet(tasklet) => {
-            let written = tasklet.outputs.iter().map(|(memlet, _)| memlet);
-            for memlet in tasklet.inputs.iter().chain(written) {
-                let container = graph.container(memlet.container);
-                if container.storage != Storage::Local {
-                    let bytes = elements(graph, memlet, params) * container.dtype.bytes() as i64;
-                    let most = found.entry(memlet.container).or_insert(0);
-                    *most = (*most).max(bytes);
-                }
+    }
+    kernels
+        .iter()
+        .map(|info| {
+            let known = whole_node(graph, info, &writers).map(|node| traffic(graph, node));
+            let Traffic { reads, writes } = known.unwrap_or_default();
+            let whole = |id: &ContainerId| bytes(graph, [id]);
+            let read = |id: &ContainerId| reads.get(id).map_or(whole(id), Touched::most_bytes);
+            let written = |id: &ContainerId| match writes.get(id) {
+                // What data leaves out was written before.
+                Some(touched) if !touched.depends_on_data() => touched.most_bytes(),
+                _ => whole(id),
+            };
+            Moved {
+                reads: info.reads.iter().map(read).collect(),
+                writes: info.writes.iter().map(written).collect(),
             }
-        }
-        NodeKind::Library(_) => {}
-    }
+        })
+        .collect()
 }
 
-/// Elements that a memlet touches in all points of the maps around it: as many as its indices have values, as far
-/// as the container has them; none where data says which.
-fn elements(graph: &Graph, memlet: &Memlet, params: &[&Param]) -> i64 {
-    let mut count: i64 = 1;
-    let shape = &graph.container(memlet.container).shape;
-    for (index, size) in memlet.subset.iter().zip(shape) {
-        let Index::At(index) = index else { return 0 };
-        let size = size.as_const().unwrap_or(0);
-        count = count.saturating_mul(positions(index, params).min(size));
-    }
-    count
-}
-
-/// Values of an index: of an affine one, at least as many as its largest part has.
-fn positions(index: &SymExpr, params: &[&Param]) -> i64 {
-    let sizes = params.iter().filter(|p| index.mentions(&p.name));
-    let sizes = sizes.filter_map(|p| p.size.as_const());
-    match index.as_affine() {
-        Some((terms, _)) if terms.len() > 1 => {
-            // A window: the steps of one part fill the gaps of the other, or leave some.
-            let span = terms.iter().map(|(name, step)| {
-                let size = params
-                    .iter()
-                    .find(|p| p.name == *name)
-                    .and_then(|p| p.size.as_const());
-                step.abs() * (size.unwrap_or(1) - 1)
-            });
-            let whole: i64 = span.sum::<i64>() + 1;
-            whole.min(sizes.fold(1, i64::saturating_mul))
-        }
-        Some(_) => sizes.fold(1, i64::saturating_mul),
-        // Quotients and remainders: at least one.
-        None => 1,
-    }
+/// The node that a kernel was made of, where it is all of it.
+fn whole_node<'a>(
+    graph: &Graph,
+    info: &KernelInfo,
+    writers: &BTreeMap<ContainerId, Vec<&'a Node>>,
+) -> Option<&'a Node> {
+    let stored = |node: &Node, ids: fn(&Node) -> Vec<ContainerId>| -> BTreeSet<ContainerId> {
+        let in_memory = |id: &ContainerId| graph.container(*id).storage != Storage::Local;
+        ids(node).into_iter().filter(in_memory).collect()
+    };
+    let [reads, writes] = [&info.reads, &info.writes].map(|ids| ids.iter().copied().collect());
+    let mut found = writers
+        .get(info.writes.first()?)?
+        .iter()
+        .filter(|node| stored(node, Node::writes) == writes && stored(node, Node::reads) == reads);
+    let node = found.next()?;
+    found.next().is_none().then_some(*node)
 }

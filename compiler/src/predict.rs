@@ -1,10 +1,10 @@
 //! Predicted times of kernels: from the bytes that each level of memory gives, the operations, and the machine.
 //!
-//! A container lies in the nearest cache that holds all containers touched since it was touched last. So a value
+//! A container, or what is touched of it, lies in the nearest cache that holds all containers touched since it was touched last. So a value
 //! that the kernel before has just written is read from a cache if both fit, and one that is kept for the backward
 //! pass comes from memory. Nothing here is measured.
 
-use crate::report::bytes;
+use crate::bounds::moved;
 use graph::{ContainerId, Graph, Machine};
 use kernels::lowering::KernelInfo;
 use serde::Serialize;
@@ -19,7 +19,7 @@ pub struct Prediction {
     pub product_us: f64,
     /// Operations of loops.
     pub loop_us: f64,
-    /// Moving each container once.
+    /// Moving each element once.
     pub movement_us: f64,
     /// Launches.
     pub launch_us: f64,
@@ -41,17 +41,21 @@ pub fn predict(graph: &Graph, kernels: &[KernelInfo], on: &On) -> Vec<Prediction
     let On { machine, threads } = *on;
     let machine = &machine;
     let mut recent = Recent::default();
-    let each = kernels.iter().map(|info| {
-        let touched = info.reads.iter().chain(&info.writes);
+    let moved = moved(graph, kernels);
+    let each = kernels.iter().zip(&moved).map(|(info, moved)| {
+        let touched = || {
+            let sizes = moved.reads.iter().chain(&moved.writes);
+            info.reads.iter().chain(&info.writes).zip(sizes)
+        };
         let mut level_bytes = [0; 3];
-        let distances: Vec<(i64, i64)> = touched
-            .map(|id| (recent.distance(*id), bytes(graph, [id])))
+        let distances: Vec<(i64, i64)> = touched()
+            .map(|(id, size)| (recent.distance(*id), *size))
             .collect();
         for (distance, size) in distances {
             level_bytes[level(machine, distance, threads)] += size;
         }
-        for id in info.reads.iter().chain(&info.writes) {
-            recent.touch(*id, bytes(graph, [id]));
+        for (id, size) in touched() {
+            recent.touch(*id, *size);
         }
         let moved = machine.levels().into_iter().zip(level_bytes);
         let movement_us = moved.map(|(level, n)| n as f64 / level.rate(threads)).sum();
@@ -88,7 +92,7 @@ fn level(machine: &Machine, distance: i64, threads: usize) -> usize {
 struct Recent {
     now: u64,
     last: BTreeMap<ContainerId, u64>,
-    /// Bytes of each container, by the time of its last touch.
+    /// Bytes touched of each container, by the time of its last touch.
     sizes: BTreeMap<u64, i64>,
 }
 

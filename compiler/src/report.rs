@@ -1,13 +1,13 @@
 //! What a step does, in numbers: kernels, the bytes they move against the least possible,
 //! arithmetic and memory.
 //!
-//! Bytes moved are bytes of containers: each that a kernel reads or writes counts once and whole, what
-//! stays inside a kernel not at all. So a lookup or a slice moves less than is counted, and a product
-//! that packs its operands or a window that leaves the cache moves more. The least possible is what
-//! crosses the border of the whole step ("Data Movement Is All You Need", arXiv 2007.00072, calls it
+//! Bytes moved are bytes of elements: each that a kernel reads or writes counts once, what stays inside a kernel
+//! not at all. A lookup in a table counts as many rows as it has indices. A product that packs its operands or a
+//! window that leaves the cache moves more than is counted. The least possible is what crosses the border of the
+//! whole step ("Data Movement Is All You Need", arXiv 2007.00072, calls it
 //! Q). Nothing here is measured.
 
-use crate::bounds::{Bound, bound};
+use crate::bounds::{Bound, bound, moved};
 use crate::error::CompileError;
 use crate::plan::{OneThread, Plan};
 use crate::predict::{On, Prediction, predict};
@@ -212,9 +212,12 @@ impl Report {
         let border = border(graph);
         let reports: Vec<_> = kernels
             .iter()
+            .zip(moved(graph, kernels))
             .enumerate()
-            .map(|(n, info)| {
-                let touched = info.reads.iter().chain(&info.writes);
+            .map(|(n, (info, moved))| {
+                let touched = info.reads.iter().zip(&moved.reads);
+                let touched = touched.chain(info.writes.iter().zip(&moved.writes));
+                let at_border = touched.filter(|(id, _)| border.contains(id));
                 KernelReport {
                     name: info.name.clone(),
                     origin: info.origin.clone(),
@@ -223,11 +226,11 @@ impl Report {
                     path: info.path,
                     products: info.products.map(|dtype| dtype.to_string()),
                     launches: info.n_launches,
-                    bytes_read: bytes(graph, &info.reads),
-                    bytes_written: bytes(graph, &info.writes),
+                    bytes_read: moved.reads.iter().sum(),
+                    bytes_written: moved.writes.iter().sum(),
                     reads: names(graph, &info.reads),
                     writes: names(graph, &info.writes),
-                    bytes_least: bytes(graph, touched.filter(|id| border.contains(id))),
+                    bytes_least: at_border.map(|(_, size)| size).sum(),
                     bytes_copied: info.bytes_copied as i64,
                     operations: info.flops,
                     bound: on.and_then(|on| kernel_bound(graph, info, &on)),

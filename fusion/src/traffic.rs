@@ -2,17 +2,23 @@
 //! once ("Data Movement Is All You Need", arXiv 2007.00072, calls it Q).
 
 use crate::unit::bytes;
-use graph::{ContainerId, Graph, Lifetime, Node};
-use std::collections::BTreeSet;
+use graph::{ContainerId, Graph, Lifetime, Touched, traffic};
+use std::collections::{BTreeMap, BTreeSet};
 
-/// Inputs that are read plus outputs: what no schedule can avoid moving, in bytes.
+/// Inputs that are read plus outputs: what no schedule can avoid moving, in bytes. Of an input, the elements count
+/// that some operator reads whatever the data is: of a table with lookups, none.
 pub fn lower_bound(graph: &Graph) -> i64 {
     let nodes = graph.single_state().map_or(&[][..], |s| &s.nodes);
-    let mut border: BTreeSet<ContainerId> = graph.outputs.iter().map(|o| o.container).collect();
-    for id in nodes.iter().flat_map(Node::reads) {
-        if graph.container(id).lifetime != Lifetime::Transient {
-            border.insert(id);
+    let outputs: BTreeSet<ContainerId> = graph.outputs.iter().map(|o| o.container).collect();
+    let mut read: BTreeMap<ContainerId, Touched> = BTreeMap::new();
+    for node in nodes {
+        for (id, touched) in traffic(graph, node).reads {
+            let is_given = graph.container(id).lifetime != Lifetime::Transient;
+            if is_given && !outputs.contains(&id) {
+                read.entry(id).or_default().add(&touched);
+            }
         }
     }
-    border.iter().map(|id| bytes(graph, *id)).sum()
+    let written: i64 = outputs.iter().map(|id| bytes(graph, *id)).sum();
+    written + read.values().map(Touched::sure_bytes).sum::<i64>()
 }

@@ -34,6 +34,7 @@ mod simplify;
 mod size;
 mod tensor;
 pub mod text;
+mod touched;
 mod verify;
 
 pub use bind::{BindError, complete_bindings, infer_bindings};
@@ -61,4 +62,5 @@ pub use scalar::Scalar;
 pub use simplify::{Rule, SimplifyReport, simplify, simplify_before_gradients};
 pub use size::{Atom, Bindings, SizeError, SymExpr, Symbol};
 pub use tensor::{Tensor, Values};
+pub use touched::{Touched, Traffic, traffic};
 pub use verify::verify;
