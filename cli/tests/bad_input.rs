@@ -328,6 +328,11 @@ fn sizes_that_no_plan_can_have() {
     let path = save(&filled, folder.path(), "filled.onnx");
     let said = stderr(&["report", arg(&path), "--bind", "batch=2"]);
     assert!(said.contains("of which one is negative"), "{said}");
+    let repeats = onnx::tensor::Tensor::ints(&[1, i64::MIN]).to_proto("s");
+    let tiled = model(vec![node("Tile", &["x", "s"], "y")], vec![repeats], 4);
+    let path = save(&tiled, folder.path(), "tiled.onnx");
+    let said = stderr(&["report", arg(&path), "--bind", "batch=2"]);
+    assert!(said.contains("it repeats a dimension -"), "{said}");
     let mut wide = node("LRN", &["x"], "y");
     wide.attribute.push(onnx::proto::AttributeProto {
         name: "size".to_string(),
