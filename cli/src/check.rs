@@ -7,7 +7,7 @@ use crate::style::Style;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use compiler::graph::SymExpr;
-use onnx::check::{Problem, Severity, errors, problems};
+use onnx::check::{Problem, Severity, errors, in_order, problems};
 use onnx::edit;
 use onnx::file::Model;
 use onnx::verify::{self, Checker, Evidence, VerifyError};
@@ -77,15 +77,22 @@ pub fn run(args: &Check, quiet: bool) -> Result<Answer> {
     let first = looked_at(&args.path)?;
     let other = args.other.as_deref().map(looked_at).transpose()?;
     let files: Vec<&(Model, Vec<Problem>)> = [&first].into_iter().chain(&other).collect();
-    let model = &first.0;
     let is_sound = |list: &[Problem]| list.iter().all(|p| p.severity != Severity::Error);
     let all_sound = files.iter().all(|(_, list)| is_sound(list));
-    let compared = match &other {
-        Some((other, _)) if all_sound => {
+    // Nodes that are only out of order can be run.
+    let ordered = |(model, list): &(Model, Vec<Problem>)| {
+        let ordered = in_order(model.clone());
+        (is_sound(list) || is_sound(&problems(&ordered))).then_some(ordered)
+    };
+    let compared = match other
+        .as_ref()
+        .map(|other| (ordered(&first), ordered(other)))
+    {
+        Some((Some(model), Some(other))) => {
             progress.stage("running both");
-            let checker = Checker::new(model, &args.runs.options(model)?)
+            let checker = Checker::new(&model, &args.runs.options(&model)?)
                 .with_context(|| format!("cannot compare with {}", model.path.display()))?;
-            Some(checker.check_other(other))
+            Some(checker.check_other(&other))
         }
         _ => None,
     };
@@ -103,7 +110,7 @@ pub fn run(args: &Check, quiet: bool) -> Result<Answer> {
 /// # Errors
 /// The file cannot be read, or its operators cannot be brought to that version.
 pub fn read_known(path: &Path) -> Result<Model> {
-    let model = Model::read(path)?;
+    let model = in_order(Model::read(path)?);
     let raised = edit::in_known_version(&model);
     let raised = raised.with_context(|| format!("{} is too old", path.display()))?;
     Ok(raised.unwrap_or(model))

@@ -9,6 +9,7 @@ use crate::{sizes, summary};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use compiler::graph::SymExpr;
+use onnx::check::is_in_order;
 use onnx::edit::{self, Request};
 use onnx::element::Element;
 use onnx::file::{self, Model};
@@ -319,7 +320,8 @@ pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
     let mut progress = Progress::new(quiet);
     progress.stage("reading");
     let request = args.request()?;
-    let part = request.part(&Model::read(path)?)?;
+    let whole = Model::read(path)?;
+    let part = request.part(&whole)?;
     let samples = crate::tensors::samples(&args.inputs, &part)?;
     let (sizes, relations) = sizes::apart(sizes::each_once("--bind", &args.bind)?);
     let mut verifying = verify::Options {
@@ -352,6 +354,7 @@ pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
     progress.stage("writing");
     let staged = file::stage(&optimized.model, out)?;
     let summary = &mut optimized.summary;
+    summary.was_sorted = !is_in_order(&whole.proto);
     summary.after.file_bytes = staged.written().n_bytes + staged.written().n_external;
     args.max_growth.map_or(Ok(()), |most| summary.held(most))?;
     if let Some((clock, options)) = timed {

@@ -319,3 +319,32 @@ fn a_witness_that_is_not_there() {
         assert_eq!(listing(folder.path()), ["m.onnx"]);
     }
 }
+
+#[test]
+fn sizes_that_no_plan_can_have() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let sizes = onnx::tensor::Tensor::ints(&[-5]).to_proto("s");
+    let filled = model(vec![node("ConstantOfShape", &["s"], "y")], vec![sizes], 4);
+    let path = save(&filled, folder.path(), "filled.onnx");
+    let said = stderr(&["report", arg(&path), "--bind", "batch=2"]);
+    assert!(said.contains("of which one is negative"), "{said}");
+    let repeats = onnx::tensor::Tensor::ints(&[1, i64::MIN]).to_proto("s");
+    let tiled = model(vec![node("Tile", &["x", "s"], "y")], vec![repeats], 4);
+    let path = save(&tiled, folder.path(), "tiled.onnx");
+    let said = stderr(&["report", arg(&path), "--bind", "batch=2"]);
+    assert!(said.contains("it repeats a dimension -"), "{said}");
+    let mut wide = node("LRN", &["x"], "y");
+    wide.attribute.push(onnx::proto::AttributeProto {
+        name: "size".to_string(),
+        i: Some(1 << 62),
+        r#type: 2,
+        ..Default::default()
+    });
+    let path = save(
+        &model(vec![wide], Vec::new(), 4),
+        folder.path(),
+        "wide.onnx",
+    );
+    let said = stderr(&["report", arg(&path), "--bind", "batch=2"]);
+    assert!(said.contains("a `size` from 1"), "{said}");
+}

@@ -22,6 +22,16 @@ pub enum CompileError {
         /// Its sizes.
         shape: String,
     },
+    /// A value has a negative size.
+    #[error(
+        "`{container}` has the sizes [{shape}], of which one is negative; correct the model, or give larger sizes"
+    )]
+    Negative {
+        /// The value.
+        container: String,
+        /// Its sizes.
+        shape: String,
+    },
     /// The model could not be differentiated.
     #[error(transparent)]
     Autodiff(#[from] autodiff::AutodiffError),

@@ -288,19 +288,24 @@ fn layout_decisions(graph: &Graph, assignment: &Assignment) -> Vec<Decision> {
 /// Bytes of one container, at most: so many that no sum or product of sizes overflows later.
 const MOST_BYTES: i64 = 1 << 40;
 
-/// Refuses containers that fit no machine's memory.
+/// Refuses containers that fit no machine's memory, or have a negative size.
 fn check_sizes(graph: &Graph) -> Result<(), CompileError> {
     for container in &graph.containers {
         let sizes = container.shape.iter().filter_map(SymExpr::as_const);
+        let shown = || {
+            let shape: Vec<String> = container.shape.iter().map(ToString::to_string).collect();
+            (container.name.clone(), shape.join(", "))
+        };
+        if sizes.clone().any(|n| n < 0) {
+            let (container, shape) = shown();
+            return Err(CompileError::Negative { container, shape });
+        }
         let bytes = sizes
             .filter(|n| *n > 0)
             .try_fold(container.dtype.bytes() as i64, i64::checked_mul);
         if bytes.is_none_or(|n| n > MOST_BYTES) {
-            let shape: Vec<String> = container.shape.iter().map(ToString::to_string).collect();
-            return Err(CompileError::TooLarge {
-                container: container.name.clone(),
-                shape: shape.join(", "),
-            });
+            let (container, shape) = shown();
+            return Err(CompileError::TooLarge { container, shape });
         }
     }
     Ok(())

@@ -186,6 +186,20 @@ pub fn sorted(mut model: ModelProto) -> Result<ModelProto, Vec<String>> {
     Ok(model)
 }
 
+/// The model with its nodes in an order in which they can run, as ONNX Runtime puts them too; as it is if there is none.
+pub fn in_order(model: Model) -> Model {
+    match sorted(model.proto.clone()) {
+        Ok(proto) => model.with(proto),
+        Err(_) => model,
+    }
+}
+
+/// Whether the nodes of the graph are in an order in which they can run.
+pub fn is_in_order(model: &ModelProto) -> bool {
+    let nodes = model.graph.as_ref().map_or(&[][..], |graph| &graph.node);
+    order(nodes).is_ok_and(|order| order.is_sorted())
+}
+
 fn sort(graph: &mut GraphProto) -> Result<(), Vec<String>> {
     for body in graph.node.iter_mut().flat_map(bodies_mut) {
         sort(body)?;
@@ -487,6 +501,11 @@ fn node_problems(node: &NodeProto, around: &Around, at: &str, list: &mut Problem
                 list.error(format!("{at}, attribute `{}`", attribute.name), message);
             }
         }
+    }
+    if nodes::is_early(node, &around.opsets) {
+        let version = around.opsets.version(&node.domain);
+        let message = format!("version {version} of the standard has none, but ONNX Runtime does");
+        list.note(format!("operator {}", qualified(node)), message);
     }
     let known = operators::find(node).is_some()
         || bodies(node).next().is_some()

@@ -404,11 +404,7 @@ fn sound(model: &Model) -> Result<Sound, OptimizeError> {
     let Ok(proto) = check::sorted(model.proto.clone()) else {
         return Err(unsound(check::errors(model)));
     };
-    let order = |proto: &ModelProto| -> Vec<Option<String>> {
-        let nodes = proto.graph.iter().flat_map(|g| &g.node);
-        nodes.map(|n| n.output.first().cloned()).collect()
-    };
-    let was_sorted = order(&proto) != order(&model.proto);
+    let was_sorted = !check::is_in_order(&model.proto);
     let sorted = model.with(proto);
     let raised = edit::in_known_version(&sorted).map_err(|cause| OptimizeError::Old {
         path: model.path.clone(),

@@ -1,6 +1,7 @@
 //! ONNX files made better from Python.
 
 use crate::onnx::OnnxFailure;
+use ::onnx::check::is_in_order;
 use ::onnx::edit;
 use ::onnx::element::Element;
 use ::onnx::file::{self, Model};
@@ -150,7 +151,8 @@ fn run(request: Request, target: Target) -> Result<(Option<Vec<u8>>, String), St
             Model::of_bytes(&name, bytes.unwrap_or_default().into())
         }
     };
-    let part = changes.part(&model.map_err(said)?).map_err(said)?;
+    let whole = model.map_err(said)?;
+    let part = changes.part(&whole).map_err(said)?;
     let inputs = request.inputs.as_deref().map(npy::read_npz);
     let inputs = inputs.transpose()?.unwrap_or_default();
     let (mut sizes, mut relations) = (BTreeMap::new(), BTreeMap::new());
@@ -195,6 +197,7 @@ fn run(request: Request, target: Target) -> Result<(Option<Vec<u8>>, String), St
         optimized.summary.after.milliseconds = Some(found.1);
     }
     let summary = &mut optimized.summary;
+    summary.was_sorted = !is_in_order(&whole.proto);
     let held = |summary: &Summary| match request.max_growth {
         Some(most) => summary.held(most).map_err(said),
         None => Ok(()),

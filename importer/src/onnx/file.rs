@@ -8,6 +8,7 @@ use super::proto::{
     Dimension, DimensionProto, GraphProto, ModelProto, NodeProto, StringStringEntryProto,
     TensorProto, ValueInfoProto,
 };
+use super::sparse;
 use super::tensor::dtype_of;
 use bytes::Bytes;
 use std::collections::BTreeSet;
@@ -73,11 +74,14 @@ impl File {
 
     fn of(path: PathBuf, bytes: Bytes) -> Result<File, OnnxError> {
         let n_bytes = bytes.len();
-        let mut model = onnx::file::decode(&path, bytes)?;
+        let model = onnx::file::decode(&path, bytes)?;
+        // As ONNX Runtime does; a cycle is found when the nodes are imported.
+        let mut model = onnx::check::sorted(model.clone()).unwrap_or(model);
         let folder = onnx::file::settle(&path, &mut model);
         let about = About::new(&model);
         let mut graph = model.graph.take().unwrap_or_default();
         graph.input.iter_mut().for_each(open_negative_sizes);
+        sparse::write_out(&mut graph, &folder);
         let opset = standard_version(&model);
         if !(OLDEST_OPSET..=NEWEST_OPSET).contains(&opset) {
             return Err(OnnxError::OpsetVersion { path, found: opset });

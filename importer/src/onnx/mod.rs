@@ -19,6 +19,7 @@ mod normalize;
 mod operators;
 use onnx::proto;
 mod shape_values;
+mod sparse;
 mod tensor;
 mod value;
 mod write;

@@ -11,6 +11,15 @@ use crate::infer::Opsets;
 use crate::proto::{AttributeProto, GraphProto, NodeProto, attribute_type};
 use std::ops::RangeInclusive;
 
+/// Whether a node is a layer normalization in a version of the standard that has none yet. ONNX Runtime runs it in every
+/// version, and its optimizer for transformers writes it into older files.
+pub fn is_early(node: &NodeProto, opsets: &Opsets) -> bool {
+    let versions = schemas::versions("", &node.op_type);
+    let is_early = |first: &Schema| first.since > opsets.version("");
+    let is_layer_norm = plain(&node.domain).is_empty() && node.op_type == "LayerNormalization";
+    is_layer_norm && versions.first().is_some_and(is_early)
+}
+
 /// What the standard says of a node's operator; `None` if it says nothing. An error is what is wrong.
 pub fn schema(node: &NodeProto, opsets: &Opsets) -> Result<Option<&'static Schema>, String> {
     let domain = plain(&node.domain);
@@ -24,6 +33,9 @@ pub fn schema(node: &NodeProto, opsets: &Opsets) -> Result<Option<&'static Schem
     let Some(first) = all.first() else {
         return Ok(None);
     };
+    if is_early(node, opsets) {
+        return Ok(None);
+    }
     let Some(schema) = all.iter().rev().find(|s| s.since <= version) else {
         let since = first.since;
         return Err(format!(

@@ -2,9 +2,9 @@
 //!
 //! Before → after: `y = MatMul(x, w)` in f32 → `h = Cast(x); k = MatMul(h, w16); y = Cast(k)`. Inputs and outputs of
 //! the model keep their types. A node stays in f32 if the standard's version of it takes no such floats, if it has
-//! bodies, if it draws at random, if the type of a result does not follow from its inputs, if the type of a value is
-//! not known, if it reads or gives a constant beyond the largest 16-bit float, or if the caller says so. How far
-//! results move is measured by verification, not here.
+//! bodies, if it draws at random, if it is not evaluated here, if the type of a result does not follow from its inputs,
+//! if the type of a value is not known, if it reads or gives a constant beyond the largest 16-bit float, or if the
+//! caller says so. How far results move is measured by verification, not here.
 
 use super::{names, version};
 use crate::attributes::{bodies, is_standard};
@@ -14,7 +14,7 @@ use crate::evaluate::captured;
 use crate::fact::Fact;
 use crate::infer::{Facts, is_random, known_values};
 use crate::near;
-use crate::operators::Unknowns;
+use crate::operators::{self, Unknowns};
 use crate::proto::{GraphProto, ModelProto, NodeProto};
 use crate::rewrite::patch::int;
 use crate::stored::Stored;
@@ -108,8 +108,11 @@ pub fn halve(
         }
         graph.node = halving.nodes;
         unread_goes(graph);
-        // Types of inner values are not what they were.
-        graph.value_info.clear();
+        // Types of inner values are not what they were. What operators give that are not evaluated stays, and
+        // nothing else says its sizes.
+        let kept = graph.node.iter().filter(|n| operators::find(n).is_none());
+        let kept: BTreeSet<&String> = kept.flat_map(|node| &node.output).collect();
+        graph.value_info.retain(|info| kept.contains(&info.name));
     }
     made.model = model;
     Ok(made)
@@ -165,6 +168,8 @@ impl Halving<'_> {
         let stays = !is_standard(node)
             || bodies(node).next().is_some()
             || is_random(node)
+            // Verification holds what such a node reads against the original, types too.
+            || operators::find(node).is_none()
             || attributes.any(|name| asks_for_a_type.contains(&name))
             || node.input.iter().any(|name| self.is_too_large(name))
             || node.output.iter().any(|name| self.is_too_large(name));
@@ -473,6 +478,33 @@ mod tests {
         let norm = norm.node("y = Add(a, m)").output("y", "4 8");
         let made = is_near(&norm, Element::BF16);
         assert_eq!(made[0], "LayerNormalization");
+    }
+
+    #[test]
+    fn operators_that_are_not_evaluated_read_f32() {
+        let trial = Trial::new(17).input("x", "2 4 4").node("e = Exp(x)");
+        let trial = trial.node("d = Det(e)").node("y = Neg(d)").output("y", "2");
+        assert_eq!(
+            is_near(&trial, Element::F16),
+            ["Cast", "Exp", "Cast", "Det", "Cast", "Neg", "Cast"]
+        );
+    }
+
+    #[test]
+    fn sizes_that_only_the_file_declares_stay() {
+        let trial = Trial::new(17).input("x", "2 4 4").node("e = Exp(x)");
+        let trial = trial.node("d = Det(e)").constant("w", reals(&[2, 3]));
+        let mut model = trial.node("y = MatMul(d, w)").output("y", "3").model();
+        let graph = model.proto.graph.as_mut().expect("a graph");
+        graph.value_info.push(value("d", Element::F32, "2"));
+        let made = halve(&model.proto, &model.folder, Element::F16, &BTreeSet::new());
+        let options = Options {
+            tolerance: 5e-2,
+            ..Options::default()
+        };
+        let checker = Checker::new(&model, &options).expect("it runs");
+        let other = model.with(made.expect("it is halved").model);
+        checker.check_other(&other).expect("close enough");
     }
 
     #[test]

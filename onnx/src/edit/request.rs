@@ -7,6 +7,7 @@ use super::{
     ExtractError, FreeError, HalveError, Names, RaiseError, RenameError, extract, free, halve,
     lower, rename, strip, with_sizes,
 };
+use crate::check::in_order;
 use crate::element::Element;
 use crate::file::Model;
 use crate::infer::Functions;
@@ -124,12 +125,12 @@ pub enum RequestError {
 }
 
 impl Request {
-    /// The wanted part of a file, with fixed sizes; names are those of the file still.
+    /// The wanted part of a file, with fixed sizes and its nodes in order; names are those of the file still.
     ///
     /// # Errors
     /// There is no such part, or the sizes do not fit.
     pub fn part(&self, model: &Model) -> Result<Model, RequestError> {
-        let model = model.with(set_shapes(&model.proto, &self.shapes)?);
+        let model = in_order(model.with(set_shapes(&model.proto, &self.shapes)?));
         if self.from.is_empty() && self.to.is_empty() {
             return Ok(model);
         }

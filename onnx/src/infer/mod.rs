@@ -5,6 +5,7 @@
 //! is known of have the type the file declares for them, if it does.
 
 mod control;
+mod unevaluated;
 
 use crate::attributes::{Attributes, bodies, is_standard};
 use crate::check::schemas::{Type, port, versions};
@@ -237,15 +238,15 @@ impl Walk<'_> {
         if let Some(function) = self.functions.called(node) {
             return self.function(function, node, inputs);
         }
-        let Some(operator) = operators::find(node) else {
-            return stated_types(node, self.opsets.version(&node.domain), &inputs);
-        };
         let cx = Inference {
             node,
             attributes: Attributes::new(node),
             opset: self.opsets.version(&node.domain),
             inputs: &inputs,
             unknowns: self.unknowns,
+        };
+        let Some(operator) = operators::find(node) else {
+            return unevaluated::with_sizes(&cx, stated_types(node, cx.opset, &inputs));
         };
         if let Some(constants) = self.folded(operator, &cx) {
             return Some(constants.into_iter().map(Fact::of_tensor).collect());

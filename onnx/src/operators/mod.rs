@@ -15,6 +15,7 @@ mod einsum;
 mod features;
 mod fused;
 mod fused_attention;
+mod fused_quantization;
 mod gather;
 mod join;
 mod losses;
@@ -136,6 +137,7 @@ const FAMILIES: &[&[Operator]] = &[
     features::ROWS,
     fused::ROWS,
     fused_attention::ROWS,
+    fused_quantization::ROWS,
     losses::ROWS,
     normalization::ROWS,
     pooling::ROWS,

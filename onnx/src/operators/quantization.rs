@@ -111,7 +111,7 @@ fn number(given: Option<i64>) -> Option<Result<Element, String>> {
     Some(element.ok_or_else(|| format!("element type number {number} is not supported")))
 }
 
-fn infer_quantize(cx: &Inference) -> Option<Vec<Fact>> {
+pub(super) fn infer_quantize(cx: &Inference) -> Option<Vec<Fact>> {
     let element = match (cx.fact(2), number(cx.attributes.int("output_dtype"))) {
         (Some(zero), _) => zero.element,
         (None, Some(given)) => given.ok(),
@@ -120,7 +120,7 @@ fn infer_quantize(cx: &Inference) -> Option<Vec<Fact>> {
     Some(vec![Fact::new(element, cx.shape(0).map(<[_]>::to_vec))])
 }
 
-fn quantize(call: &Call) -> Result<Vec<Tensor>, String> {
+pub(super) fn quantize(call: &Call) -> Result<Vec<Tensor>, String> {
     let (x, scale, zero) = (call.input(0)?, call.input(1)?, call.optional(2));
     let element = match (zero, number(call.attributes.int("output_dtype"))) {
         (Some(zero), _) => zero.element(),
@@ -155,7 +155,7 @@ fn ties_even(x: f64) -> f64 {
     x.round_ties_even()
 }
 
-fn infer_dequantize(cx: &Inference) -> Option<Vec<Fact>> {
+pub(super) fn infer_dequantize(cx: &Inference) -> Option<Vec<Fact>> {
     let element = match number(cx.attributes.int("output_dtype")) {
         Some(given) => given.ok(),
         None => cx.element(1),
@@ -163,7 +163,7 @@ fn infer_dequantize(cx: &Inference) -> Option<Vec<Fact>> {
     Some(vec![Fact::new(element, cx.shape(0).map(<[_]>::to_vec))])
 }
 
-fn dequantize(call: &Call) -> Result<Vec<Tensor>, String> {
+pub(super) fn dequantize(call: &Call) -> Result<Vec<Tensor>, String> {
     let (x, scale) = (call.input(0)?, call.input(1)?);
     let element = match number(call.attributes.int("output_dtype")) {
         Some(given) => call.element(given?),
@@ -194,7 +194,7 @@ fn infer_dynamic(cx: &Inference) -> Option<Vec<Fact>> {
     ])
 }
 
-fn dynamic(call: &Call) -> Result<Vec<Tensor>, String> {
+pub(super) fn dynamic(call: &Call) -> Result<Vec<Tensor>, String> {
     let x = call.input(0)?;
     in_real!(x.element(), R => {
         let v = R::read(x)?;

@@ -4,10 +4,13 @@ use super::symbolic::is_at_least;
 use super::{Call, Inference, Operator, Symbolic};
 use crate::element::Element;
 use crate::fact::{Fact, MAX_ELEMENTS};
+use crate::proto::SparseTensorProto;
 use crate::same_type;
-use crate::stored::Stored;
+use crate::stored::{self, Stored};
 use crate::tensor::{Tensor, Values, room, sizes};
 use graph::SymExpr;
+use prost::Message;
+use std::path::Path;
 use std::sync::Arc;
 
 pub const ROWS: &[Operator] = &[
@@ -63,8 +66,12 @@ fn shape(call: &Call) -> Result<Vec<Tensor>, String> {
 fn constant(call: &Call) -> Result<Vec<Tensor>, String> {
     let a = call.attributes;
     let text = |s: &[u8]| bytes::Bytes::copy_from_slice(s);
+    let sparse = a.get("sparse_value").and_then(|a| a.sparse_tensor.as_ref());
     let tensor = if let Some(proto) = a.tensor("value") {
         Tensor::of_proto(proto)?
+    } else if let Some(sparse) = sparse {
+        let sparse = SparseTensorProto::decode(sparse.clone());
+        stored::dense(&sparse.map_err(|error| error.to_string())?, Path::new(""))?
     } else if let Some(x) = a.float("value_float") {
         Tensor::new(&[], Values::F32(vec![x]))
     } else if let Some(v) = a.floats("value_floats") {

@@ -73,11 +73,12 @@ fn computed(scope: &Scope, n: usize, allowed: usize) -> Option<Vec<Tensor>> {
     }
     let foreseen = node.output.iter().filter_map(|o| {
         let fact = scope.fact(o)?;
-        Some(fact.len()? * fact.element?.bytes()?)
+        Some(fact.len()?.saturating_mul(fact.element?.bytes()?))
     });
+    let foreseen = foreseen.fold(0, usize::saturating_add);
     // What is filled with one number takes no room until it is computed with.
     let read: usize = node.input.iter().map(|name| bytes(scope, name)).sum();
-    if foreseen.sum::<usize>() > allowed || read > MOST_READ {
+    if foreseen > allowed || read > MOST_READ {
         return None;
     }
     let inputs: Vec<Option<Tensor>> = node.input.iter().map(|name| scope.constant(name)).collect();
@@ -111,6 +112,16 @@ mod tests {
     use crate::tensor::Tensor;
 
     const RULE: &[&str] = &["fold-constants"];
+
+    #[test]
+    fn more_bytes_than_can_be_counted_stay() {
+        let number = |x: f32| Tensor::new(&[], crate::tensor::Values::F32(vec![x]));
+        let trial = Trial::new(17).only(RULE).input("x", "n");
+        let trial = trial.constant("a", number(0.0)).constant("b", number(1e30));
+        let trial = trial.constant("c", number(1.0)).node("r = Range(a, b, c)");
+        let trial = trial.node("y = Add(x, r)").output("y", "m");
+        assert_eq!(trial.unverified(), ["r = Range(a, b, c)", "y = Add(x, r)"]);
+    }
 
     #[test]
     fn nodes_of_constants_become_initializers() {

@@ -582,6 +582,8 @@ pub fn made_up(model: &Model, seed: usize, options: &Options) -> Result<Values, 
 }
 
 #[cfg(test)]
+mod made_up_tests;
+#[cfg(test)]
 mod rounding_tests;
 #[cfg(test)]
 mod tests;

@@ -6,7 +6,7 @@
 use super::asked::Asked;
 use super::attempts::Attempt;
 use super::cuts::Cuts;
-use super::samples::{Planted, Sampler};
+use super::samples::{MOST_ELEMENTS, Planted, Sampler};
 use super::{Options, Oracle, VerifyError, program};
 use crate::evaluate::{EvaluateError, Lane, Outcome, Precision, Program, Values, run_in_step};
 use crate::file::Model;
@@ -338,12 +338,14 @@ impl<'m> Programs<'m> {
                 Err(cause) => last = Some(cause),
             }
         }
-        let none = EvaluateError::Value {
-            name: "inputs".to_string(),
-            what: "could not be made up".to_string(),
-        };
-        Err(VerifyError::Original {
-            cause: last.unwrap_or(none),
+        Err(match last {
+            Some(cause) => VerifyError::Original { cause },
+            None => VerifyError::Given {
+                what: format!(
+                    "the made-up inputs would have a negative size, or together more than {MOST_ELEMENTS} elements; \
+                     give smaller sizes"
+                ),
+            },
         })
     }
 

@@ -74,6 +74,8 @@ pub struct Sampler {
     preset: BTreeMap<String, i64>,
     /// Sizes that follow from others.
     relations: BTreeMap<String, SymExpr>,
+    /// Sizes that reshapes inside of the model have.
+    inner: Vec<i64>,
     /// What worked.
     settled: Option<Attempt>,
     /// Whether floats had to be above zero.
@@ -86,6 +88,8 @@ pub struct Sampler {
 const TRIED: [i64; 9] = [5, 8, 16, 32, 1, 2, 64, 128, 224];
 /// Sizes that are tried last, for sound: windows of hundreds of samples.
 const TRIED_LAST: [i64; 3] = [640, 2048, 16000];
+/// Sizes inside of a model that are tried, at most.
+const MOST_INNER: usize = 8;
 /// Dynamic sizes that are tried with 0, at most.
 const MOST_EMPTIES: usize = 4;
 
@@ -174,6 +178,7 @@ impl Sampler {
             n_first,
             preset,
             relations: options.relations.clone(),
+            inner: reshaped_sizes(graph, &facts),
             settled: None,
             positive: false,
             asks: false,
@@ -245,6 +250,9 @@ impl Sampler {
                     let tried = TRIED.iter();
                     attempts.extend(tried.flat_map(|n| self.uniform(batch, *n, integers)));
                 }
+                // A size may be fixed inside though the input leaves it open.
+                let inner = self.inner.iter();
+                attempts.extend(inner.flat_map(|n| self.uniform(batch, *n, Integers::Masks)));
             }
         }
         self.add_variants(&mut attempts);
@@ -469,6 +477,21 @@ fn replaces(seed: usize, given: &Given) -> bool {
     seed % 2 == 1 && given.fact.element.is_some_and(Element::is_float)
 }
 
+/// The numbers above 1 among the sizes that the nodes `Reshape` and `Expand` ask for, the first few.
+fn reshaped_sizes(graph: &GraphProto, facts: &Facts) -> Vec<i64> {
+    let nodes = graph.node.iter();
+    let nodes = nodes.filter(|node| matches!(node.op_type.as_str(), "Reshape" | "Expand"));
+    let asked = nodes.filter_map(|node| facts.get(node.input.get(1)?)?.ints());
+    let mut sizes: Vec<i64> = Vec::new();
+    for size in asked.flatten().filter_map(|size| size.as_const()) {
+        let is_new = size > 1 && !sizes.contains(&size) && !TRIED.contains(&size);
+        if is_new && sizes.len() < MOST_INNER {
+            sizes.push(size);
+        }
+    }
+    sizes
+}
+
 /// A size the file does not name is called by the input and the dimension.
 fn name_unknown(fact: &mut Fact, input: &str) {
     for (d, size) in fact.shape.iter_mut().flatten().enumerate() {
@@ -539,7 +562,7 @@ fn bound(graph: &GraphProto, facts: &Facts, name: &str, depth: usize) -> Option<
 }
 
 /// Elements of all inputs together that are made up: as many as a picture of 3840 × 2160 has.
-const MOST_ELEMENTS: usize = 3 << 23;
+pub(super) const MOST_ELEMENTS: usize = 3 << 23;
 
 /// Sizes of a tensor that is not too large to be made up.
 fn tensor_sizes(sizes: &[i64]) -> Option<Vec<usize>> {

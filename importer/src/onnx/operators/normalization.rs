@@ -167,16 +167,19 @@ fn instance(cx: &mut NodeCx) -> Values {
     group_norm(cx, x, [scale, bias], channels, cx.float("epsilon", 1e-5)?)
 }
 
+/// Channels of a window are fewer.
+const MOST_CHANNELS: i64 = 1 << 24;
+
 /// `x / (bias + alpha/size · Σx²)^beta`, the sum over `size` neighbouring channels: a pool over
 /// channels of `[N, 1, C, rest]`, whose mean takes padding for zeros.
 fn local_response(cx: &mut NodeCx) -> Values {
     let x = cx.input(0)?;
     let shape = cx.shape(x);
     let size = cx.int("size", 0)?;
-    if shape.len() < 3 || size < 1 {
-        return Err(Refusal(
-            "it needs `size` and an input with spatial dimensions".into(),
-        ));
+    if shape.len() < 3 || !(1..MOST_CHANNELS).contains(&size) {
+        return Err(Refusal(format!(
+            "it needs an input with spatial dimensions and a `size` from 1 to below {MOST_CHANNELS}"
+        )));
     }
     let (alpha, beta) = (cx.float("alpha", 1e-4)?, cx.float("beta", 0.75)?);
     let bias = cx.float("bias", 1.0)?;

@@ -197,6 +197,12 @@ fn tile(cx: &mut NodeCx) -> Values {
             cx.rank(x)
         )));
     }
+    // Beyond these, a product with a size may overflow.
+    let is_possible = |n: i64| (0..1 << 40).contains(&n);
+    let mut known = repeats.iter().filter_map(SymExpr::as_const);
+    if let Some(n) = known.find(|n| !is_possible(*n)) {
+        return Err(Refusal(format!("it repeats a dimension {n} times")));
+    }
     single(cx.op1("tile", &[x], attrs([("repeats", Attr::Sizes(repeats))]))?)
 }
 
