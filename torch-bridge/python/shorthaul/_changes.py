@@ -330,9 +330,10 @@ _FOUND = r"<class '(?P<expected>.+?)'>, but found <class '(?P<actual>.+?)'>"
 _INDEX = r"Expected device index to be (?P<expected>-?\d+), but got (?P<actual>-?\d+)"
 _KIND = r"(?:, type=<class '(?P<kind>.+?)'>)?"
 _NOT = r"(?P<not>not )?"
-#: A value as Dynamo writes it: a path of attributes and keys, with calls that have no arguments.
+#: A value as Dynamo writes it: a path of attributes and keys, with calls that have no arguments. A
+#: word is taken as a whole: there are too many ways to cut a long one.
 _NAME = (
-    r"(?P<name>(?:[A-Za-z_]\w*|\.|\[[^\[\]]*\]|\(\)|dict\(type\([^()]+\)[^()]*\)|type\([^()]+\))+)"
+    r"(?P<name>(?:[A-Za-z_]\w*+|\.|\[[^\[\]]*\]|\(\)|dict\(type\([^()]+\)[^()]*\)|type\([^()]+\))+)"
 )
 _LITERAL = (
     r"(?P<value>(?:-?[\d.]|'|\"|b'|True$|False$|None$|torch\.|device\(|<|\(|\[|\{|Ellipsis).*)"
