@@ -146,10 +146,12 @@ fn whole_node<'a>(
         ids(node).into_iter().filter(in_memory).collect()
     };
     let [reads, writes] = [&info.reads, &info.writes].map(|ids| ids.iter().copied().collect());
-    let mut found = writers
-        .get(info.writes.first()?)?
-        .iter()
-        .filter(|node| stored(node, Node::writes) == writes && stored(node, Node::reads) == reads);
+    let without = |ids: &BTreeSet<ContainerId>| -> BTreeSet<ContainerId> { ids - &writes };
+    let mut found = writers.get(info.writes.first()?)?.iter().filter(|node| {
+        // What it reads back of its own results stays in registers.
+        let read = without(&stored(node, Node::reads));
+        stored(node, Node::writes) == writes && read == without(&reads)
+    });
     let node = found.next()?;
     found.next().is_none().then_some(*node)
 }

@@ -158,3 +158,22 @@ class Last(nn.Module):
 
 def test_packed_sequences_and_alignments_train_as_in_eager():
     assert_network_matches(Spoken(), *spoken_inputs())
+
+
+def test_a_lookup_counts_its_rows_and_not_the_table():
+    class Rows(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.nn.Embedding(10_000, 64)
+            self.norm = torch.nn.LayerNorm(64)
+
+        def forward(self, x):
+            return self.norm(self.table(x))
+
+    kernels = shorthaul.report(Rows(), torch.randint(10_000, (32,))).data["kernels"]
+    rows, table = 32 * 64 * 4, 10_000 * 64 * 4
+    forward = [k for k in kernels if k["stage"] == "forward"]
+    lookups = [k for k in forward if any("table" in r or "inputs" in r for r in k["reads"])]
+    assert lookups and all(rows <= k["bytes_read"] < 3 * rows for k in lookups)
+    # The gradient of the table has all of its elements.
+    assert any(k["bytes_written"] >= table for k in kernels if k["stage"] == "backward")
