@@ -1,8 +1,8 @@
 //! Predicted times of kernels: from the bytes that each level of memory gives, the operations, and the machine.
 //!
-//! A container, or what is touched of it, lies in the nearest cache that holds all containers touched since it was touched last. So a value
-//! that the kernel before has just written is read from a cache if both fit, and one that is kept for the backward
-//! pass comes from memory. Nothing here is measured.
+//! What is touched of a container lies in the nearest cache that holds all that was touched since it was touched last.
+//! So a value that the kernel before has just written is read from a cache if both fit, and one that is kept for the
+//! backward pass comes from memory. Nothing here is measured.
 
 use crate::bounds::moved;
 use graph::{ContainerId, Graph, Machine};

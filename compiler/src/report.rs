@@ -4,8 +4,7 @@
 //! Bytes moved are bytes of elements: each that a kernel reads or writes counts once, what stays inside a kernel
 //! not at all. A lookup in a table counts as many rows as it has indices. A product that packs its operands or a
 //! window that leaves the cache moves more than is counted. The least possible is what crosses the border of the
-//! whole step ("Data Movement Is All You Need", arXiv 2007.00072, calls it
-//! Q). Nothing here is measured.
+//! whole step ("Data Movement Is All You Need", arXiv 2007.00072, calls it Q). Nothing here is measured.
 
 use crate::bounds::{Bound, bound, moved};
 use crate::error::CompileError;

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ._origins import line_of
+from ._origins import line_of, short_path
 
 _TORCH = os.path.dirname(torch.__file__)
 _OURS = os.path.dirname(__file__)
@@ -70,10 +70,10 @@ def place_of(reason: str, code: types.CodeType | None) -> str:
     users = [frame for frame in frames if _is_users(frame[0])]
     if users:
         filename, line, function = users[-1]
-        return f"{_short(filename)}:{line} in {_function(function)}"
+        return f"{short_path(filename)}:{line} in {_function(function)}"
     remark = re.search(r"# (\S+):(\d+) in (\S+)", reason.splitlines()[0] if reason else "")
     if remark is not None and not frames and _is_users(remark[1]):
-        return f"{_short(remark[1])}:{remark[2]} in {_function(remark[3])}"
+        return f"{short_path(remark[1])}:{remark[2]} in {_function(remark[3])}"
     if code is not None and _is_users(code.co_filename):
         return f"{line_of(code)} in {_function(code.co_name)}"
     return ""
@@ -87,10 +87,6 @@ def _is_users(filename: str) -> bool:
     return not filename.startswith(_TORCH) and not (
         not os.path.isabs(filename) and os.path.exists(os.path.join(_TORCH, filename))
     )
-
-
-def _short(filename: str) -> str:
-    return "/".join(filename.replace("\\", "/").split("/")[-2:])
 
 
 def _function(name: str) -> str:

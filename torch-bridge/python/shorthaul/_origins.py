@@ -40,20 +40,20 @@ def source_of(stack_trace: str | None) -> str:
     if not places:
         return ""
     filename, number = (own or places)[-1]
-    return f"{_short(filename)}:{number}"
+    return f"{short_path(filename)}:{number}"
 
 
 def refused_at(refusal: Exception) -> str:
     """``file:line`` of the user's code that Dynamo refused; empty if it does not say."""
     stack = getattr(refusal, "real_stack", None)
-    return f"{_short(stack[-1].filename)}:{stack[-1].lineno}" if stack else ""
+    return f"{short_path(stack[-1].filename)}:{stack[-1].lineno}" if stack else ""
 
 
 def line_of(code: types.CodeType) -> str:
     """``file:line`` where a function begins."""
-    return f"{_short(code.co_filename)}:{code.co_firstlineno}"
+    return f"{short_path(code.co_filename)}:{code.co_firstlineno}"
 
 
-def _short(filename: str) -> str:
+def short_path(filename: str) -> str:
     """A file with its folder."""
     return "/".join(filename.replace("\\", "/").split("/")[-2:])
