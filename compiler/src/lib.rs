@@ -1,6 +1,7 @@
 //! The straight line from model to executable, training graphs as ONNX files, reports.
 
 pub mod attention;
+mod attention_loops;
 mod boundary;
 pub mod bounds;
 pub mod budget;

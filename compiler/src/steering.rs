@@ -52,7 +52,7 @@ impl Captured {
         threads: usize,
         choices: &Choices,
     ) -> Result<Plan, CompileError> {
-        let step = self.step(wrt)?;
+        let step = self.step(wrt, target)?;
         let known = self.recomputation(wrt).filter(|_| target == Target::Cpu);
         let plan = planned_like(&step, sizes, (target, threads), choices, known)?;
         if target == Target::Cpu {

@@ -1,5 +1,6 @@
 //! The straight line from a captured PyTorch graph to something that runs.
 
+use crate::attention_loops;
 use crate::error::CompileError;
 use crate::executable::{Executable, compile_foreseen, foresee};
 use crate::plan::{Recomputation, Step};
@@ -17,9 +18,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Debug)]
 pub struct Captured {
     imported: Imported,
-    /// The steps that were asked for, by the inputs whose gradient is wanted. They have no sizes yet, so
+    /// The steps that were asked for, by target and the inputs whose gradient is wanted. They have no sizes yet, so
     /// programs of several sizes share them.
-    steps: Mutex<BTreeMap<Vec<usize>, Arc<Step>>>,
+    steps: Mutex<BTreeMap<(Target, Vec<usize>), Arc<Step>>>,
     /// What programs of a step compute again; see [`Captured::recompute_so`].
     recomputations: Mutex<BTreeMap<Vec<usize>, Recomputation>>,
 }
@@ -47,21 +48,27 @@ impl Captured {
         })
     }
 
-    /// The step for gradients with respect to the inputs at positions `wrt`; without any, the forward pass.
+    /// The step for gradients with respect to the inputs at positions `wrt`; without any, the forward pass. On a CPU,
+    /// large attention is computed without storing scores ([`attention_loops`]).
     ///
     /// # Errors
     /// As for [`Step::training`].
-    pub fn step(&self, wrt: &[usize]) -> Result<Arc<Step>, CompileError> {
+    pub fn step(&self, wrt: &[usize], target: Target) -> Result<Arc<Step>, CompileError> {
         // A panic under the lock leaves steps that are whole.
         let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(step) = steps.get(wrt) {
+        let key = (target, wrt.to_vec());
+        if let Some(step) = steps.get(&key) {
             return Ok(Arc::clone(step));
         }
+        let mut graph = self.graph().clone();
+        if target == Target::Cpu {
+            attention_loops::replace(&mut graph, self.hints(), wrt);
+        }
         let step = Arc::new(match wrt {
-            [] => Step::forward(self.graph())?,
-            _ => Step::training(self.graph(), wrt)?,
+            [] => Step::forward(&graph)?,
+            _ => Step::training(&graph, wrt)?,
         });
-        steps.insert(wrt.to_vec(), Arc::clone(&step));
+        steps.insert(key, Arc::clone(&step));
         Ok(step)
     }
 

@@ -146,8 +146,9 @@ pub fn absorb(
             continue;
         }
         let mut library = library.clone();
-        // Ordered loops of ours read dense arrays.
-        let is_loop = library.computed_by() == Some(LOOP);
+        // Ordered loops along an axis read dense arrays; attention takes strides.
+        let must_be_dense =
+            library.computed_by() == Some(LOOP) && !library.op.starts_with("attention");
         for n in 0..library.inputs.len() {
             let (Some(id), Some(view)) = (library.inputs[n], library.view(Operand::Input(n)))
             else {
@@ -159,7 +160,7 @@ pub fn absorb(
             let place = Place::new(Rewrite::Call, copy, &graph.container(id).name);
             let found = match recipe.override_for(|| place.clone()) {
                 Some(false) => Err(Obstacle::ByRecipe),
-                _ => source(graph, copy, id, (&view, is_loop)),
+                _ => source(graph, copy, id, (&view, must_be_dense)),
             };
             let (origin, saved) = (&nodes[at].origin, 2 * bytes(graph, id));
             decisions.push(match &found {

@@ -116,7 +116,7 @@ pub fn expand(graph: &Graph, recipe: &Recipe) -> Result<Fused, FuseError> {
 }
 
 /// What runs the kernels, where that decides which there are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Target {
     /// Threads on cores.
     #[default]

@@ -2,6 +2,7 @@
 //! contractions that the CUDA back end (`kernels/cuda`) shares.
 
 pub mod assemble;
+mod attention;
 mod barrier;
 pub mod cache;
 pub mod compile;

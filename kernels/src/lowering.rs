@@ -19,6 +19,7 @@ use crate::recognize::{Recognized, recognize};
 use graph::{Graph, Node, NodeKind, Recipe, Stage, Storage};
 use std::collections::BTreeMap;
 
+mod attention;
 mod files;
 mod halves;
 mod info;

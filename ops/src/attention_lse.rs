@@ -9,13 +9,13 @@
 use crate::attention::{AttentionShapes, weighted};
 use crate::op::{Call, Gradient, GradientCall, Op, OpBuilder, OpError, Sample, TensorType, attrs};
 use crate::reference::{constant_shape, required};
-use graph::{Attr, Attrs, Builder, ContainerId, DType, Expr, Library, SymExpr, Tensor};
+use graph::{Attr, Attrs, Binary, Builder, ContainerId, DType, Expr, Library, SymExpr, Tensor};
 
 /// `attention_with_lse` (q `[…, L, D]`, k `[…, M, D]`, v `[…, M, E]`, mask?) → y `[…, L, E]`, lse `[…, L]`
 /// in f32 (f64 of f64).
 ///
-/// Attributes `scale` and `causal` as `attention`, which see; every row must see something. There is
-/// no dropout, and no gradient of the mask except by expansion.
+/// Attributes `scale` and `causal` as `attention`, which see. A row that sees nothing gives zeros, and its lse is -∞.
+/// There is no dropout, and no gradient of the mask except by expansion.
 #[derive(Debug)]
 pub struct AttentionWithLse;
 
@@ -71,7 +71,20 @@ fn append_probabilities(
     let shape = attrs([("shape", Attr::Sizes(column))]);
     let lse = builder.op1("reshape", &[lse], shape)?;
     let p = Expr::In(0).sub(Expr::In(1)).exp();
+    let never = Expr::float(f64::NEG_INFINITY);
+    let sees_nothing = Expr::binary(Binary::Eq, Expr::In(1), never);
+    let p = Expr::select(sees_nothing, Expr::float(0.0), p);
     builder.op1("elementwise", &[scores, lse], typed(p, plan.y.dtype))
+}
+
+/// `e^(s − lse)` in place of a row of scores.
+fn probabilities(row: &mut [f64], lse: f64) {
+    for s in row {
+        *s = match lse {
+            f64::NEG_INFINITY => 0.0,
+            _ => (*s - lse).exp(),
+        };
+    }
 }
 
 /// Appends an operator that writes an existing container.
@@ -122,8 +135,11 @@ impl Op for AttentionWithLse {
         for row in p.chunks_mut(shape[shape.len() - 1].max(1)) {
             let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let sum: f64 = row.iter().map(|s| (s - max).exp()).sum();
-            let own = max + sum.ln();
-            row.iter_mut().for_each(|s| *s = (*s - own).exp());
+            let own = match max {
+                f64::NEG_INFINITY => max,
+                _ => max + sum.ln(),
+            };
+            probabilities(row, own);
             lse.push(own);
         }
         let out = constant_shape(call, &types[0].shape)?;
@@ -183,11 +199,16 @@ impl Op for AttentionWithLse {
         let causal = attrs([("causal", Attr::Bool(true)), ("scale", Attr::Float(0.7))]);
         let bias: Vec<f64> = (0..10).map(|i| f64::from(i) * 0.2 - 1.0).collect();
         let bias = Tensor::from_f64(DType::F32, &[2, 1, 1, 5], bias);
+        let mut seen = vec![1.0; 15];
+        seen[5..10].fill(0.0);
+        seen[12] = 0.0;
+        let nothing = Tensor::from_f64(DType::Bool, &[3, 5], seen);
         vec![
             Sample::new("plain", &qkv, attrs([])),
             Sample::new("causal", &qkv, causal.clone()),
             Sample::new("no leading dimension", &[&[3, 2], &[3, 2], &[3, 2]], causal),
             Sample::new("added mask", &qkv, attrs([])).value(3, bias),
+            Sample::new("a row that sees nothing", &qkv, attrs([])).value(3, nothing),
         ]
     }
 }
@@ -246,7 +267,7 @@ impl Op for AttentionGradient {
         let (columns, width) = (shape[shape.len() - 1], wide[wide.len() - 1]);
         let depth = narrow[narrow.len() - 1];
         for (row, own) in p.chunks_mut(columns.max(1)).zip(&lse) {
-            row.iter_mut().for_each(|s| *s = (*s - own).exp());
+            probabilities(row, *own);
         }
         let scale = call.float_or("scale", 1.0 / (depth as f64).sqrt())?;
         // v has a row for each column of the scores: dy·vᵀ is dy by the columns of vᵀ.

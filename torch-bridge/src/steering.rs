@@ -127,7 +127,9 @@ pub fn search_program(
     let constants: Vec<&[u8]> = constants.iter().map(Vec::as_slice).collect();
     let work = || {
         let captured = Captured::parse(graph_json, &constants).map_err(Failure::Import)?;
-        let step = captured.step(&requires_grad).map_err(Failure::Compile)?;
+        let step = captured
+            .step(&requires_grad, Target::Cpu)
+            .map_err(Failure::Compile)?;
         let plans = plans.unwrap_or(USUAL_PLANS);
         let found = search(&step, captured.hints(), threads.max(1), &choices, plans);
         found.map_err(Failure::Compile)

@@ -1,4 +1,4 @@
-//! Nodes that stay whole as a loop along an axis: running sums and first elements.
+//! Nodes that stay whole: which kernel computes each, and loops along an axis (running sums, first elements).
 
 use super::{KernelCost, Lowering, PLACEHOLDER};
 use crate::lower::LowerError;
@@ -12,6 +12,7 @@ impl Lowering<'_> {
         match library.op.as_str() {
             "cumsum" => self.running_sums(node, library),
             "topk" => self.first_elements(node, library),
+            "attention_with_lse" | "attention_gradient" => self.attention(node, library),
             _ => self.recurrence(node, library),
         }
     }

@@ -1,0 +1,61 @@
+void NAME(void *const *buf, void *scratch, long tid, long nt) {
+  const long n_rows = ROWS, n_columns = COLUMNS, depth = DEPTH, width = WIDTH, wide = WIDE, tall = TALL;
+  float *restrict const keys = (float *)scratch, *restrict const turned = keys + BLOCK * wide;
+  float *restrict const values = turned + depth * BLOCK;
+  float *restrict const dks = values + width * BLOCK, *restrict const dvs = dks + BLOCK * wide;
+  float *restrict const qs = dvs + BLOCK * tall, *restrict const dys = qs + STRIP * wide;
+  float *restrict const s = dys + STRIP * tall, *restrict const ds = s + STRIP * BLOCK;
+  float *restrict const delta = ds + STRIP * BLOCK, *restrict const dqs = delta + n_rows;
+  for (long head = HEADS * tid / nt; head < HEADS * (tid + 1) / nt; ++head) {
+    const float *restrict const dy = (const float *)buf[0] + DY_AT, *restrict const q = (const float *)buf[1] + Q_AT;
+    const float *restrict const k = (const float *)buf[2] + K_AT, *restrict const v = (const float *)buf[3] + V_AT;
+MASK_HERE
+    const float *restrict const y = (const float *)buf[Y_BUFFER] + Y_AT;
+    const float *restrict const lse = (const float *)buf[LSE_BUFFER] + LSE_AT;
+    float *restrict const dq = (float *)buf[DQ_BUFFER] + DQ_AT, *restrict const dk = (float *)buf[DK_BUFFER] + DK_AT;
+    float *restrict const dv = (float *)buf[DV_BUFFER] + DV_AT;
+    for (long i = 0; i < n_rows; ++i) {
+      float total = 0.0f;
+#pragma omp simd reduction(+ : total)
+      for (long e = 0; e < width; ++e) total += dy[i * DY_ROW + e] * y[i * Y_ROW + e];
+      delta[i] = total;
+    }
+    for (long i = 0; i < n_rows * wide; ++i) dqs[i] = 0.0f;
+    for (long j0 = 0; j0 < n_columns; j0 += BLOCK) {
+      const long m = n_columns - j0 < BLOCK ? n_columns - j0 : BLOCK;
+      NAME_load(keys, wide, k + j0 * K_ROW, K_ROW, m, depth);
+      NAME_turn(turned, BLOCK, k + j0 * K_ROW, K_ROW, m, depth);
+      NAME_turn(values, BLOCK, v + j0 * V_ROW, V_ROW, m, width);
+      for (long i = 0; i < m * wide; ++i) dks[i] = 0.0f;
+      for (long i = 0; i < m * tall; ++i) dvs[i] = 0.0f;
+      for (long i0 = CAUSAL ? j0 : 0; i0 < n_rows; i0 += STRIP) {
+        const long rows = n_rows - i0 < STRIP ? n_rows - i0 : STRIP;
+        const long last = i0 + rows - j0, columns = CAUSAL && last < m ? last : m;
+        const long padded = (columns + LANES - 1) / LANES * LANES;
+        NAME_load(qs, wide, q + i0 * Q_ROW, Q_ROW, rows, depth);
+        NAME_load(dys, tall, dy + i0 * DY_ROW, DY_ROW, rows, width);
+        NAME_set(rows, padded, depth, qs, wide, turned, BLOCK, s, BLOCK);
+        NAME_set(rows, padded, width, dys, tall, values, BLOCK, ds, BLOCK);
+        for (long i = 0; i < rows; ++i) {
+          float *restrict const p = s + i * BLOCK, *restrict const own = ds + i * BLOCK;
+          const long sees = i0 + i - j0 + 1, c = CAUSAL && sees < columns ? sees : columns;
+          /* A row that sees nothing has no terms. */
+          const float norm = lse[i0 + i] == -__builtin_inff() ? __builtin_inff() : lse[i0 + i], mean = delta[i0 + i];
+MASK_LINE
+#pragma omp simd
+          for (long j = 0; j < c; ++j) {
+            p[j] = sh_exp(p[j] * SCALEMASKED - norm);
+            own[j] = p[j] * (own[j] - mean) * SCALE;
+          }
+          for (long j = c; j < columns; ++j) p[j] = own[j] = 0.0f;
+        }
+        NAME_add_turned(columns, tall, rows, s, BLOCK, dys, tall, dvs, tall);
+        NAME_add_turned(columns, wide, rows, ds, BLOCK, qs, wide, dks, wide);
+        NAME_add(rows, wide, columns, ds, BLOCK, keys, wide, dqs + i0 * wide, wide);
+      }
+      NAME_store(dk + j0 * DK_ROW, DK_ROW, dks, wide, m, depth);
+      NAME_store(dv + j0 * DV_ROW, DV_ROW, dvs, tall, m, width);
+    }
+    NAME_store(dq, DQ_ROW, dqs, wide, n_rows, depth);
+  }
+}

@@ -1,0 +1,58 @@
+void NAME(void *const *buf, void *scratch, long tid, long nt) {
+  const long n_rows = ROWS, n_columns = COLUMNS, depth = DEPTH, width = WIDTH, tall = TALL;
+  float *restrict const keys = (float *)scratch, *restrict const values = keys + depth * BLOCK;
+  float *restrict const s = values + BLOCK * tall, *restrict const o = s + STRIP * BLOCK;
+  float *restrict const top = o + CHUNK * tall, *restrict const sum = top + CHUNK;
+  for (long unit = UNITS * tid / nt; unit < UNITS * (tid + 1) / nt; ++unit) {
+    const long head = unit / CHUNKS, first = unit % CHUNKS * CHUNK;
+    const long n = n_rows - first < CHUNK ? n_rows - first : CHUNK;
+    const float *restrict const q = (const float *)buf[0] + Q_AT, *restrict const k = (const float *)buf[1] + K_AT;
+    const float *restrict const v = (const float *)buf[2] + V_AT;
+MASK_HERE
+    float *restrict const y = (float *)buf[Y_BUFFER] + Y_AT, *restrict const lse = (float *)buf[LSE_BUFFER] + LSE_AT;
+    for (long i = 0; i < n; ++i) { top[i] = -__builtin_inff(); sum[i] = 0.0f; }
+    for (long i = 0; i < n * tall; ++i) o[i] = 0.0f;
+    const long seen = CAUSAL && first + n < n_columns ? first + n : n_columns;
+    for (long j0 = 0; j0 < seen; j0 += BLOCK) {
+      const long m = seen - j0 < BLOCK ? seen - j0 : BLOCK;
+      NAME_turn(keys, BLOCK, k + j0 * K_ROW, K_ROW, m, depth);
+      NAME_load(values, tall, v + j0 * V_ROW, V_ROW, m, width);
+      for (long i0 = 0; i0 < n; i0 += STRIP) {
+        const long rows = n - i0 < STRIP ? n - i0 : STRIP;
+        const long last = first + i0 + rows - j0, columns = CAUSAL && last < m ? last : m;
+        NAME_set(rows, (columns + LANES - 1) / LANES * LANES, depth, q + (first + i0) * Q_ROW, Q_ROW, keys, BLOCK, s, BLOCK);
+        for (long i = 0; i < rows; ++i) {
+          float *restrict const own = s + i * BLOCK, *restrict const into = o + (i0 + i) * tall;
+          const long sees = first + i0 + i - j0 + 1, c = CAUSAL && sees < columns ? sees : columns;
+          const float before = top[i0 + i];
+          float most = before, total = 0.0f;
+MASK_LINE
+#pragma omp simd reduction(max : most)
+          for (long j = 0; j < c; ++j) {
+            own[j] = own[j] * SCALEMASKED;
+            most = own[j] > most ? own[j] : most;
+          }
+          /* A row that sees nothing so far: all its terms are 0. */
+          const float base = most == -__builtin_inff() ? 0.0f : most;
+#pragma omp simd reduction(+ : total)
+          for (long j = 0; j < c; ++j) {
+            own[j] = sh_exp(own[j] - base);
+            total += own[j];
+          }
+          for (long j = c; j < columns; ++j) own[j] = 0.0f;
+          const float factor = before == most ? 1.0f : sh_exp(before - base);
+          sum[i0 + i] = sum[i0 + i] * factor + total;
+          top[i0 + i] = most;
+          if (factor != 1.0f)
+            for (long e = 0; e < tall; ++e) into[e] *= factor;
+        }
+        NAME_add(rows, tall, columns, s, BLOCK, values, tall, o + i0 * tall, tall);
+      }
+    }
+    for (long i = 0; i < n; ++i) {
+      const float all = sum[i] == 0.0f ? 0.0f : 1.0f / sum[i];
+      for (long e = 0; e < width; ++e) y[(first + i) * Y_ROW + e] = o[i * tall + e] * all;
+      lse[first + i] = sum[i] == 0.0f ? -__builtin_inff() : top[i] + sh_log(sum[i]);
+    }
+  }
+}

@@ -1,0 +1,282 @@
+//! Attention without stored scores, forward and backward, as C.
+//!
+//! Before: a kernel for the scores, one for their softmax, one for the product with the values, and the probabilities
+//! `[…, L, M]` are kept for the backward pass. After: a thread takes some rows of a head and a block of keys at a
+//! time; the scores of a strip of rows stay in the core's cache. The maximum and the sum of a row are carried from
+//! block to block (online softmax, arXiv 1805.02867), and the backward pass computes the scores again from the
+//! logarithm of the sums (FlashAttention, arXiv 2205.14135). Saves the scores: written and read a few times in each
+//! pass, and kept between the passes. With `causal`, blocks that no row sees are left out, which halves the products.
+//!
+//! Formulas: `ops::attention_lse`. No two threads add to the same element and the order of all sums is fixed, so
+//! results do not depend on the number of threads. Never decides which nodes stay whole.
+
+use crate::emit::scalar::c_type;
+use graph::{DType, View};
+use std::fmt::Write;
+
+/// Keys in a block.
+const BLOCK: i64 = 512;
+/// Rows that one unit of work takes in the forward pass. A block begins only where a unit does, so with `causal` each
+/// row of a unit sees a key of each block that it meets.
+const CHUNK: i64 = 512;
+/// Rows whose scores with a block are in the cache at one time.
+const STRIP: i64 = 64;
+
+/// What surrounds the text of one node.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Attention {
+    /// The operands and results, in the order of [`Pass::operands`], as parts of their containers; without the mask,
+    /// if there is none.
+    pub(crate) views: Vec<View>,
+    /// What a mask has, if there is one: numbers to add, or whether a row sees a key.
+    pub(crate) mask: Option<DType>,
+    /// Which pass.
+    pub(crate) pass: Pass,
+    /// Factor of the scores.
+    pub(crate) scale: f64,
+    /// Whether row `l` sees keys up to `l` only.
+    pub(crate) causal: bool,
+    /// Bytes of a vector.
+    pub(crate) vector_bytes: i64,
+}
+
+/// The forward or the backward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pass {
+    /// `attention_with_lse`.
+    Forward,
+    /// `attention_gradient`.
+    Backward,
+}
+
+impl Pass {
+    /// Names of the buffers in the text: inputs of the node, then its results.
+    pub(crate) fn operands(self) -> &'static [&'static str] {
+        match self {
+            Pass::Forward => &["Q", "K", "V", "MASK", "Y", "LSE"],
+            Pass::Backward => &["DY", "Q", "K", "V", "MASK", "Y", "LSE", "DQ", "DK", "DV"],
+        }
+    }
+
+    /// How many of the operands are results.
+    pub(crate) fn n_results(self) -> usize {
+        match self {
+            Pass::Forward => 2,
+            Pass::Backward => 3,
+        }
+    }
+}
+
+impl Attention {
+    /// The operands that there are, in the order of a launch.
+    fn operands(&self) -> Vec<&'static str> {
+        let all = self.pass.operands().iter().copied();
+        all.filter(|name| *name != "MASK" || self.mask.is_some())
+            .collect()
+    }
+
+    fn position(&self, name: &str) -> usize {
+        let n = self.operands().iter().position(|own| *own == name);
+        n.unwrap_or(0)
+    }
+
+    fn view(&self, name: &str) -> &View {
+        &self.views[self.position(name)]
+    }
+
+    /// Sizes before rows and width: batch and heads.
+    fn leading(&self) -> &[i64] {
+        let sizes = &self.view("Q").sizes;
+        &sizes[..sizes.len() - 2]
+    }
+
+    /// Heads of all batches.
+    fn heads(&self) -> i64 {
+        self.leading().iter().product()
+    }
+
+    /// Rows, columns, width of queries and keys, width of values.
+    fn sizes(&self) -> [i64; 4] {
+        let last = |name: &str| {
+            let sizes = &self.view(name).sizes;
+            (sizes[sizes.len() - 2], sizes[sizes.len() - 1])
+        };
+        let ((rows, depth), (columns, width)) = (last("Q"), last("V"));
+        [rows, columns, depth, width]
+    }
+
+    fn lanes(&self) -> i64 {
+        self.vector_bytes / 4
+    }
+
+    fn padded(&self, n: i64) -> i64 {
+        (n + self.lanes() - 1) / self.lanes() * self.lanes()
+    }
+
+    /// Scores that are computed: with `causal`, about half.
+    fn scores(&self) -> i64 {
+        let [rows, columns, ..] = self.sizes();
+        let seen = match self.causal {
+            true => (0..rows).map(|l| (l + 1).min(columns)).sum(),
+            false => rows * columns,
+        };
+        self.heads() * seen
+    }
+
+    /// Multiplications and additions of the products.
+    pub(crate) fn product_operations(&self) -> u64 {
+        let [.., depth, width] = self.sizes();
+        let each = match self.pass {
+            Pass::Forward => depth + width,
+            // The scores again, and the gradients of queries and keys; those of the values and of the probabilities.
+            Pass::Backward => 3 * depth + 2 * width,
+        };
+        (2 * self.scores() * each) as u64
+    }
+
+    /// Scalar operations between the products.
+    pub(crate) fn softmax_operations(&self) -> u64 {
+        4 * self.scores() as u64
+    }
+
+    /// Elements of the scores that are computed.
+    pub(crate) fn points(&self) -> u64 {
+        self.scores() as u64
+    }
+
+    /// Bytes that each thread needs.
+    pub(crate) fn scratch_bytes(&self) -> usize {
+        let [rows, _, depth, width] = self.sizes();
+        let (wide, tall) = (self.padded(depth), self.padded(width));
+        let floats = match self.pass {
+            Pass::Forward => (depth + tall) * BLOCK + STRIP * BLOCK + CHUNK * tall + 2 * CHUNK,
+            Pass::Backward => {
+                let block = (2 * wide + depth + width + tall) * BLOCK;
+                block + STRIP * (wide + tall) + 2 * STRIP * BLOCK + rows + rows * wide
+            }
+        };
+        // A product reads and writes whole vectors.
+        (4 * floats + 2 * self.vector_bytes) as usize
+    }
+
+    /// The place of a head in a buffer.
+    fn place(&self, name: &str) -> String {
+        let view = self.view(name);
+        let mut text = view.offset.to_string();
+        // A mask may have fewer dimensions, and one element where the scores have several.
+        let n = match name {
+            "LSE" => view.sizes.len() - 1,
+            _ => view.sizes.len().saturating_sub(2),
+        };
+        let own = view.sizes[..n].iter().zip(&view.strides).rev();
+        let mut behind = 1;
+        for (size, (own, stride)) in self.leading().iter().rev().zip(own) {
+            if *own > 1 {
+                let _ = write!(text, " + head / {behind} % {size} * {stride}");
+            }
+            behind *= size;
+        }
+        text
+    }
+
+    /// Where the mask of a head begins, where that of a row (`at`) does, and what is added to a score.
+    fn mask_words(&self, at: &str) -> [String; 3] {
+        let Some(dtype) = self.mask else {
+            return [String::new(), String::new(), String::new()];
+        };
+        let view = self.view("MASK");
+        let rank = view.sizes.len();
+        let stride = |d: usize| match rank.checked_sub(d) {
+            Some(d) if view.sizes[d] > 1 => view.strides[d],
+            _ => 0,
+        };
+        let (row, column) = (stride(2), stride(1));
+        let (real, n) = (c_type(dtype), self.position("MASK"));
+        let place = self.place("MASK");
+        let value = format!("mask_row[j * {column}]");
+        [
+            format!("    const {real} *restrict const mask = (const {real} *)buf[{n}] + {place};"),
+            format!(
+                "          const {real} *restrict const mask_row = mask + ({at}) * {row} + j0 * {column};"
+            ),
+            match dtype {
+                DType::Bool => format!(" + ({value} ? 0.0f : -__builtin_inff())"),
+                _ => format!(" + {value}"),
+            },
+        ]
+    }
+
+    /// The text of the kernel.
+    pub(crate) fn text(&self, name: &str) -> String {
+        let ([rows, columns, depth, width], heads) = (self.sizes(), self.heads());
+        let chunks = (rows + CHUNK - 1) / CHUNK;
+        let (tile_rows, tile_vectors) = match self.lanes() {
+            16 => (8, 3),
+            _ => (6, 2),
+        };
+        let number = |n: i64| n.to_string();
+        let scale = format!("{:e}f", self.scale as f32);
+        let [mask, row_of_mask, added] = self.mask_words(match self.pass {
+            Pass::Forward => "first + i0 + i",
+            Pass::Backward => "i0 + i",
+        });
+        let mut words = vec![
+            ("VECTOR_BYTES".to_string(), number(self.vector_bytes)),
+            ("LANES".into(), number(self.lanes())),
+            ("TILE_ROWS".into(), number(tile_rows)),
+            ("TILE_VECTORS".into(), number(tile_vectors)),
+            ("BLOCK".into(), number(BLOCK)),
+            ("CHUNK".into(), number(CHUNK)),
+            ("STRIP".into(), number(STRIP)),
+            ("ROWS".into(), number(rows)),
+            ("COLUMNS".into(), number(columns)),
+            ("DEPTH".into(), number(depth)),
+            ("WIDTH".into(), number(width)),
+            ("WIDE".into(), number(self.padded(depth))),
+            ("TALL".into(), number(self.padded(width))),
+            ("HEADS".into(), number(heads)),
+            ("CHUNKS".into(), number(chunks)),
+            ("UNITS".into(), number(heads * chunks)),
+            ("CAUSAL".into(), number(i64::from(self.causal))),
+            ("SCALE".into(), scale.clone()),
+            ("SCALEMASKED".into(), scale + &added),
+            ("MASK_HERE".into(), mask),
+            ("MASK_LINE".into(), row_of_mask),
+        ];
+        for operand in self.operands() {
+            words.push((
+                format!("{operand}_BUFFER"),
+                number(self.position(operand) as i64),
+            ));
+            if operand != "MASK" {
+                words.push((format!("{operand}_AT"), self.place(operand)));
+            }
+            let view = self.view(operand);
+            if let Some(row) = view.strides.len().checked_sub(2) {
+                words.push((format!("{operand}_ROW"), number(view.strides[row])));
+            }
+        }
+        let pass = match self.pass {
+            Pass::Forward => include_str!("forward.h"),
+            Pass::Backward => include_str!("backward.h"),
+        };
+        let text = [include_str!("blocks.h"), pass].concat();
+        filled(&text, &words).replace("NAME", name)
+    }
+}
+
+/// The text with words replaced.
+fn filled(text: &str, words: &[(String, String)]) -> String {
+    let is_letter = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(is_letter) {
+        out.push_str(&rest[..at]);
+        let end = rest[at..].find(|c| !is_letter(c));
+        let (word, behind) = rest[at..].split_at(end.unwrap_or(rest.len() - at));
+        let known = words.iter().find(|(own, _)| own == word);
+        out.push_str(known.map_or(word, |(_, value)| value));
+        rest = behind;
+    }
+    out + rest
+}
