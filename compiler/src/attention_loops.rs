@@ -89,3 +89,50 @@ fn append(builder: &mut Builder, library: &Library, with_gradients: bool) {
         outputs: vec![library.outputs[0], lse],
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use models::text_graph;
+
+    /// Operators after the pass, of an attention with these sizes, further operands and attributes.
+    fn operators(rows: i64, dtype: &str, rest: &str, wrt: &[usize]) -> Vec<String> {
+        let containers = format!(
+            "%q: {dtype}[1, 2, {rows}, 8] input
+             %k: {dtype}[1, 2, {rows}, 8] input
+             %v: {dtype}[1, 2, {rows}, 8] input
+             %m: {dtype}[{rows}, {rows}] input
+             %s: i64[] input
+             %y: {dtype}[1, 2, {rows}, 8]"
+        );
+        let node = format!("%y = attention(%q, %k, %v{rest}");
+        let mut graph = text_graph(&containers, &node, "%y");
+        replace(&mut graph, &Bindings::new(), wrt);
+        let nodes = &graph.single_state().expect("a state").nodes;
+        let names = nodes.iter().map(|node| match &node.kind {
+            NodeKind::Library(library) => library.op.clone(),
+            _ => String::new(),
+        });
+        names.collect()
+    }
+
+    #[test]
+    fn attention_with_many_scores_is_replaced() {
+        assert_eq!(operators(512, "f32", ")", &[0]), ["attention_with_lse"]);
+        assert_eq!(operators(512, "f32", ", %m)", &[0]), ["attention_with_lse"]);
+        let causal = ") {causal=true}";
+        assert_eq!(operators(256, "f32", causal, &[]), ["attention_with_lse"]);
+    }
+
+    #[test]
+    fn each_condition_alone_keeps_attention() {
+        let kept = ["attention"];
+        assert_eq!(operators(511, "f32", ")", &[0]), kept, "few scores");
+        let causal = ") {causal=true}";
+        assert_eq!(operators(255, "f32", causal, &[0]), kept, "few are seen");
+        assert_eq!(operators(512, "f64", ")", &[0]), kept, "its type");
+        let dropout = ", -, %s) {dropout=0.5}";
+        assert_eq!(operators(512, "f32", dropout, &[0]), kept, "dropout");
+        assert_eq!(operators(512, "f32", ", %m)", &[3]), kept, "trained mask");
+    }
+}

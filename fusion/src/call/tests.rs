@@ -15,6 +15,10 @@ struct Case {
 
 /// Two sequences of two heads, three rows of eight.
 fn planned(case: &Case) -> (Graph, Graph, Vec<String>) {
+    planned_by("torch_flash", Target::Cuda, case)
+}
+
+fn planned_by(by: &str, target: Target, case: &Case) -> (Graph, Graph, Vec<String>) {
     let containers = format!(
         "%k: f32[2, 2, 3, 8] input
          %v: f32[2, 2, 3, 8] input
@@ -26,13 +30,13 @@ fn planned(case: &Case) -> (Graph, Graph, Vec<String>) {
     );
     let nodes = format!(
         "{}
-         %y, - = attention_with_lse(%q, %k, %v) {{by=\"torch_flash\", order=[0, 2, 1, 3]}}
+         %y, - = attention_with_lse(%q, %k, %v) {{by=\"{by}\", order=[0, 2, 1, 3]}}
          map [b < 2, l < 3, h < 2, e < 8] {{ tasklet %z[b, l, h, e] = $0 from %y[b, h, l, e] }}",
         case.makes
     );
     let given = graph(&containers, &nodes, "%z");
     let expanded = expand(&given, &Recipe::default()).unwrap();
-    let fused = fuse(expanded, Target::Cuda, &Recipe::default()).unwrap();
+    let fused = fuse(expanded, target, &Recipe::default()).unwrap();
     graph::verify(&fused.graph).unwrap_or_else(|e| panic!("{e:?}\n{}", fused.graph));
     let own = fused
         .decisions
@@ -76,6 +80,24 @@ fn tensor(graph: &Graph, n: usize, id: ContainerId) -> Tensor {
         DType::I64 => Tensor::from_i64(c.dtype, &shape, (0..len).map(|i| i as i64 % 2).collect()),
         dtype => Tensor::from_f64(dtype, &shape, (0..len).map(value).collect()),
     }
+}
+
+#[test]
+fn attention_as_a_loop_reads_permuted_operands_where_they_lie() {
+    let (before, after, _) = planned_by(
+        "loop",
+        Target::Cpu,
+        &Case {
+            containers: "%t: f32[2, 3, 2, 8] input",
+            makes: "map [b < 2, h < 2, l < 3, d < 8] { tasklet %q[b, h, l, d] = $0 from %t[b, l, h, d] }",
+        },
+    );
+    let NodeKind::Library(library) = &call(&after).kind else {
+        unreachable!()
+    };
+    let view = library.view(Operand::Input(0)).unwrap();
+    assert_eq!(view.strides, [48, 8, 16, 1]);
+    assert_same(&before, &after);
 }
 
 #[test]

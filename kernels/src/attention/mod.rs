@@ -280,3 +280,78 @@ fn filled(text: &str, words: &[(String, String)]) -> String {
     }
     out + rest
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn form(pass: Pass, causal: bool) -> Attention {
+        let dense = |sizes: &[i64]| View::dense(sizes, &(0..sizes.len()).collect::<Vec<_>>());
+        let wide = dense(&[2, 3, 700, 40]);
+        let views = match pass {
+            Pass::Forward => vec![&wide; 4],
+            Pass::Backward => vec![&wide; 5],
+        };
+        let mut views: Vec<View> = views.into_iter().cloned().collect();
+        views.push(dense(&[2, 3, 700]));
+        if pass == Pass::Backward {
+            views.extend([wide.clone(), wide.clone(), wide]);
+        }
+        Attention {
+            views,
+            mask: None,
+            pass,
+            scale: 0.5,
+            causal,
+            vector_bytes: 64,
+        }
+    }
+
+    #[test]
+    fn every_word_of_the_text_is_filled() {
+        for pass in [Pass::Forward, Pass::Backward] {
+            let text = form(pass, true).text("k");
+            let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+            let is_open =
+                |w: &&str| w.len() > 2 && w.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+            let open: Vec<&str> = words.filter(is_open).collect();
+            assert!(open.is_empty(), "{open:?}");
+            assert!(text.contains("void k(void *const *buf"));
+        }
+    }
+
+    #[test]
+    fn half_of_the_scores_are_left_out_with_causal() {
+        let (all, half) = (form(Pass::Forward, false), form(Pass::Forward, true));
+        assert_eq!(all.points(), 6 * 700 * 700);
+        assert_eq!(half.points(), 6 * 700 * 701 / 2);
+        assert_eq!(all.product_operations(), 2 * all.points() * 80);
+        let backward = form(Pass::Backward, false);
+        assert_eq!(
+            2 * backward.product_operations(),
+            5 * all.product_operations()
+        );
+    }
+
+    #[test]
+    fn heads_are_found_by_their_strides() {
+        let mut form = form(Pass::Forward, false);
+        form.views[0].strides = vec![84_000, 40, 120, 1];
+        form.views[0].offset = 7;
+        assert_eq!(
+            form.place("Q"),
+            "7 + head / 1 % 3 * 40 + head / 3 % 2 * 84000"
+        );
+    }
+
+    #[test]
+    fn a_mask_is_repeated_where_it_has_one_element() {
+        let mut form = form(Pass::Forward, false);
+        form.views
+            .insert(3, View::dense(&[2, 1, 1, 700], &[0, 1, 2, 3]));
+        form.mask = Some(DType::Bool);
+        let text = form.text("k");
+        assert!(text.contains("buf[3] + 0 + head / 3 % 2 * 700;"), "{text}");
+        assert!(text.contains("mask + (first + i0 + i) * 0 + j0 * 1;"));
+    }
+}
