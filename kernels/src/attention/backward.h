@@ -26,32 +26,37 @@ MASK_HERE
       NAME_load(keys, wide, k + j0 * K_ROW, K_ROW, m, depth);
       NAME_turn(turned, BLOCK, k + j0 * K_ROW, K_ROW, m, depth);
       NAME_turn(values, BLOCK, v + j0 * V_ROW, V_ROW, m, width);
+      const float own_odd = HAS_MASK ? NAME_odd(turned, BLOCK, depth, m) + NAME_odd(values, BLOCK, width, m) : 1.0f;
       for (long i = 0; i < m * wide; ++i) dks[i] = 0.0f;
       for (long i = 0; i < m * tall; ++i) dvs[i] = 0.0f;
       for (long i0 = CAUSAL ? j0 : 0; i0 < n_rows; i0 += STRIP) {
         const long rows = n_rows - i0 < STRIP ? n_rows - i0 : STRIP;
         const long last = i0 + rows - j0, columns = CAUSAL && last < m ? last : m;
-        const long padded = (columns + LANES - 1) / LANES * LANES;
+        const float odd = HAS_MASK ? own_odd + NAME_odd(delta + i0, 0, 1, rows) : 1.0f;
+        long low = 0, high = columns;
+        SEEN_LINE
+        if (low >= high) continue;
+        const long padded = (high - low + LANES - 1) / LANES * LANES;
         NAME_load(qs, wide, q + i0 * Q_ROW, Q_ROW, rows, depth);
         NAME_load(dys, tall, dy + i0 * DY_ROW, DY_ROW, rows, width);
-        NAME_set(rows, padded, depth, qs, wide, turned, BLOCK, s, BLOCK);
-        NAME_set(rows, padded, width, dys, tall, values, BLOCK, ds, BLOCK);
+        NAME_set(rows, padded, depth, qs, wide, turned + low, BLOCK, s + low, BLOCK);
+        NAME_set(rows, padded, width, dys, tall, values + low, BLOCK, ds + low, BLOCK);
         for (long i = 0; i < rows; ++i) {
           float *restrict const p = s + i * BLOCK, *restrict const own = ds + i * BLOCK;
-          const long sees = i0 + i - j0 + 1, c = CAUSAL && sees < columns ? sees : columns;
+          const long sees = i0 + i - j0 + 1, c = CAUSAL && sees < high ? sees : high;
           /* A row that sees nothing has no terms. */
           const float norm = lse[i0 + i] == -__builtin_inff() ? __builtin_inff() : lse[i0 + i], mean = delta[i0 + i];
 MASK_LINE
 #pragma omp simd
-          for (long j = 0; j < c; ++j) {
+          for (long j = low; j < c; ++j) {
             p[j] = sh_exp(p[j] * SCALEMASKED - norm);
             own[j] = p[j] * (own[j] - mean) * SCALE;
           }
-          for (long j = c; j < columns; ++j) p[j] = own[j] = 0.0f;
+          for (long j = c < low ? low : c; j < high; ++j) p[j] = own[j] = 0.0f;
         }
-        NAME_add_turned(columns, tall, rows, s, BLOCK, dys, tall, dvs, tall);
-        NAME_add_turned(columns, wide, rows, ds, BLOCK, qs, wide, dks, wide);
-        NAME_add(rows, wide, columns, ds, BLOCK, keys, wide, dqs + i0 * wide, wide);
+        NAME_add_turned(high - low, tall, rows, s + low, BLOCK, dys, tall, dvs + low * tall, tall);
+        NAME_add_turned(high - low, wide, rows, ds + low, BLOCK, qs, wide, dks + low * wide, wide);
+        NAME_add(rows, wide, high - low, ds + low, BLOCK, keys + low * wide, wide, dqs + i0 * wide, wide);
       }
       NAME_store(dk + j0 * DK_ROW, DK_ROW, dks, wide, m, depth);
       NAME_store(dv + j0 * DV_ROW, DV_ROW, dvs, tall, m, width);

@@ -84,3 +84,13 @@ static void NAME_store(float *restrict to, long row, const float *restrict from,
   for (long i = 0; i < n; ++i)
     for (long d = 0; d < width; ++d) to[i * row + d] = from[i * wide + d];
 }
+
+/* 0 if all numbers are finite, else NaN. A masked key with NaN or infinity makes a row NaN, as in PyTorch. */
+static float NAME_odd(const float *restrict x, long row, long n, long width) {
+  float odd = 0.0f;
+  for (long i = 0; i < n; ++i) {
+#pragma omp simd reduction(+ : odd)
+    for (long d = 0; d < width; ++d) odd += x[i * row + d] * 0.0f;
+  }
+  return odd;
+}

@@ -17,36 +17,41 @@ MASK_HERE
       const long m = seen - j0 < BLOCK ? seen - j0 : BLOCK;
       NAME_turn(keys, BLOCK, k + j0 * K_ROW, K_ROW, m, depth);
       NAME_load(values, tall, v + j0 * V_ROW, V_ROW, m, width);
+      const float odd = HAS_MASK ? NAME_odd(keys, BLOCK, depth, m) + NAME_odd(values, tall, m, width) : 1.0f;
       for (long i0 = 0; i0 < n; i0 += STRIP) {
         const long rows = n - i0 < STRIP ? n - i0 : STRIP;
         const long last = first + i0 + rows - j0, columns = CAUSAL && last < m ? last : m;
-        NAME_set(rows, (columns + LANES - 1) / LANES * LANES, depth, q + (first + i0) * Q_ROW, Q_ROW, keys, BLOCK, s, BLOCK);
+        long low = 0, high = columns;
+        SEEN_LINE
+        if (low >= high) continue;
+        NAME_set(rows, (high - low + LANES - 1) / LANES * LANES, depth, q + (first + i0) * Q_ROW, Q_ROW, keys + low, BLOCK,
+                 s + low, BLOCK);
         for (long i = 0; i < rows; ++i) {
           float *restrict const own = s + i * BLOCK, *restrict const into = o + (i0 + i) * tall;
-          const long sees = first + i0 + i - j0 + 1, c = CAUSAL && sees < columns ? sees : columns;
+          const long sees = first + i0 + i - j0 + 1, c = CAUSAL && sees < high ? sees : high;
           const float before = top[i0 + i];
           float most = before, total = 0.0f;
 MASK_LINE
 #pragma omp simd reduction(max : most)
-          for (long j = 0; j < c; ++j) {
+          for (long j = low; j < c; ++j) {
             own[j] = own[j] * SCALEMASKED;
             most = own[j] > most ? own[j] : most;
           }
           /* A row that sees nothing so far: all its terms are 0. */
           const float base = most == -__builtin_inff() ? 0.0f : most;
 #pragma omp simd reduction(+ : total)
-          for (long j = 0; j < c; ++j) {
+          for (long j = low; j < c; ++j) {
             own[j] = sh_exp(own[j] - base);
             total += own[j];
           }
-          for (long j = c; j < columns; ++j) own[j] = 0.0f;
+          for (long j = c < low ? low : c; j < high; ++j) own[j] = 0.0f;
           const float factor = before == most ? 1.0f : sh_exp(before - base);
           sum[i0 + i] = sum[i0 + i] * factor + total;
           top[i0 + i] = most;
           if (factor != 1.0f)
             for (long e = 0; e < tall; ++e) into[e] *= factor;
         }
-        NAME_add(rows, tall, columns, s, BLOCK, values, tall, o + i0 * tall, tall);
+        NAME_add(rows, tall, high - low, s + low, BLOCK, values + low * tall, tall, o + i0 * tall, tall);
       }
     }
     for (long i = 0; i < n; ++i) {

@@ -5,7 +5,8 @@
 //! time; the scores of a strip of rows stay in the core's cache. The maximum and the sum of a row are carried from
 //! block to block (online softmax, arXiv 1805.02867), and the backward pass computes the scores again from the
 //! logarithm of the sums (FlashAttention, arXiv 2205.14135). Saves the scores: written and read a few times in each
-//! pass, and kept between the passes. With `causal`, blocks that no row sees are left out, which halves the products.
+//! pass, and kept between the passes. With `causal`, blocks that no row sees are left out, which halves the products; the
+//! same where a mask hides the first or last keys of a block from all rows of a strip, unless numbers are not finite.
 //!
 //! Formulas: `ops::attention_lse`. No two threads add to the same element and the order of all sums is fixed, so
 //! results do not depend on the number of threads. Never decides which nodes stay whole.
@@ -179,10 +180,11 @@ impl Attention {
         text
     }
 
-    /// Where the mask of a head begins, where that of a row (`at`) does, and what is added to a score.
-    fn mask_words(&self, at: &str) -> [String; 3] {
+    /// Where the mask of a head begins, where that of a row (`first` + i) does, what is added to a score, and which
+    /// columns of a block any row of a strip sees.
+    fn mask_words(&self, first: &str) -> [String; 4] {
         let Some(dtype) = self.mask else {
-            return [String::new(), String::new(), String::new()];
+            return Default::default();
         };
         let view = self.view("MASK");
         let rank = view.sizes.len();
@@ -197,12 +199,15 @@ impl Attention {
         [
             format!("    const {real} *restrict const mask = (const {real} *)buf[{n}] + {place};"),
             format!(
-                "          const {real} *restrict const mask_row = mask + ({at}) * {row} + j0 * {column};"
+                "          const {real} *restrict const mask_row = mask + ({first} + i) * {row} + j0 * {column};"
             ),
             match dtype {
                 DType::Bool => format!(" + ({value} ? 0.0f : -__builtin_inff())"),
                 _ => format!(" + {value}"),
             },
+            format!(
+                "if (odd == 0.0f) NAME_seen(mask + ({first}) * {row} + j0 * {column}, {row}, {column}, rows, &low, &high);"
+            ),
         ]
     }
 
@@ -216,9 +221,9 @@ impl Attention {
         };
         let number = |n: i64| n.to_string();
         let scale = format!("{:e}f", self.scale as f32);
-        let [mask, row_of_mask, added] = self.mask_words(match self.pass {
-            Pass::Forward => "first + i0 + i",
-            Pass::Backward => "i0 + i",
+        let [mask, row_of_mask, added, seen] = self.mask_words(match self.pass {
+            Pass::Forward => "first + i0",
+            Pass::Backward => "i0",
         });
         let mut words = vec![
             ("VECTOR_BYTES".to_string(), number(self.vector_bytes)),
@@ -242,6 +247,8 @@ impl Attention {
             ("SCALEMASKED".into(), scale + &added),
             ("MASK_HERE".into(), mask),
             ("MASK_LINE".into(), row_of_mask),
+            ("SEEN_LINE".into(), seen),
+            ("HAS_MASK".into(), number(i64::from(self.mask.is_some()))),
         ];
         for operand in self.operands() {
             words.push((
@@ -260,9 +267,34 @@ impl Attention {
             Pass::Forward => include_str!("forward.h"),
             Pass::Backward => include_str!("backward.h"),
         };
-        let text = [include_str!("blocks.h"), pass].concat();
+        let seen = self.mask.map_or(String::new(), seen_text);
+        let text = [include_str!("blocks.h"), &seen, pass].concat();
         filled(&text, &words).replace("NAME", name)
     }
+}
+
+/// A function that narrows a range of columns to those that some row sees, from whole vectors on.
+fn seen_text(mask: DType) -> String {
+    let sees = match mask {
+        DType::Bool => "mask[i * row + j * column] != 0",
+        _ => "mask[i * row + j * column] != -__builtin_inff()",
+    };
+    format!(
+        "static void NAME_seen(const {real} *restrict mask, long row, long column, long rows, long *low, long *high) {{
+  unsigned char seen[BLOCK];
+  const long n = *high;
+  for (long j = 0; j < n; ++j) seen[j] = 0;
+  for (long i = 0; i < rows; ++i)
+    for (long j = 0; j < n; ++j) seen[j] |= {sees};
+  long first = 0, end = n;
+  while (first < n && !seen[first]) ++first;
+  while (end > first && !seen[end - 1]) --end;
+  *low = first / LANES * LANES;
+  *high = end;
+}}
+",
+        real = c_type(mask),
+    )
 }
 
 /// The text with words replaced.
