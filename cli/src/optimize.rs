@@ -109,7 +109,7 @@ pub struct Optimize {
     )]
     to: Vec<String>,
     /// Convert the file to this newer or older version of the standard's operators; this is verified too
-    #[arg(long, value_name = "VERSION", conflicts_with = "measure", value_parser = clap::value_parser!(i64).range(7..))]
+    #[arg(long, value_name = "VERSION", conflicts_with = "measure", value_parser = opset)]
     opset: Option<i64>,
     /// Remove documentation, metadata, names of nodes and types of inner values
     #[arg(long)]
@@ -232,6 +232,20 @@ fn renaming(text: &str) -> Result<(String, String), String> {
         }
         _ => Err(format!("`{text}` is not OLD=NEW")),
     }
+}
+
+/// The oldest version of the standard's operators that files are written in.
+const OLDEST_OPSET: i64 = 7;
+
+/// A version of the standard's operators.
+fn opset(text: &str) -> Result<i64, String> {
+    let version = text
+        .parse::<i64>()
+        .ok()
+        .filter(|version| *version >= OLDEST_OPSET);
+    version.ok_or_else(|| {
+        format!("files are written in version {OLDEST_OPSET} of the operators or a newer one")
+    })
 }
 
 /// A fraction of 1.

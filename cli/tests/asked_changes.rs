@@ -137,6 +137,16 @@ fn an_older_operator_set_and_no_rule() {
     assert_eq!(n_nodes(&made), n_nodes(&original));
     let unknown = shorthaul(&asked.args(&asked.path, &["--rules", "nothing"]));
     assert_eq!(unknown.status.code(), Some(2));
+    for version in ["6", "-1", "newest"] {
+        let version = format!("--opset={version}");
+        let refused = shorthaul(&asked.args(&asked.path, &[&version]));
+        assert_eq!(refused.status.code(), Some(2));
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(
+            said.contains("version 7 of the operators or a newer one"),
+            "{said}"
+        );
+    }
 }
 
 #[test]

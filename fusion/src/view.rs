@@ -213,20 +213,21 @@ fn constant_sizes(graph: &Graph, id: ContainerId) -> Option<Vec<i64>> {
 
 /// The coarsest shape without ones of which both are groupings; `None` if there is none.
 fn common_refinement(a: &[i64], b: &[i64]) -> Option<Vec<i64>> {
+    // Sizes whose product is no number have none.
     let boundaries = |s: &[i64]| {
-        let mut product = 1;
+        let mut product = 1i64;
         let mut all = vec![1];
         for n in s.iter().rev() {
-            product *= n;
+            product = product.checked_mul(*n)?;
             all.push(product);
         }
-        all
+        Some(all)
     };
-    let mut cuts = boundaries(a);
-    cuts.extend(boundaries(b));
+    let mut cuts = boundaries(a)?;
+    cuts.extend(boundaries(b)?);
     cuts.sort_unstable();
     cuts.dedup();
-    if cuts.first() == Some(&0) {
+    if cuts.first().is_some_and(|least| *least < 1) {
         return None;
     }
     let mut fine = Vec::new();
@@ -291,7 +292,7 @@ fn group_factors(old: &[i64], fine: &[i64]) -> Option<Vec<Vec<i64>>> {
         let mut factors = Vec::new();
         while product < *size {
             let (first, tail) = rest.split_first()?;
-            product *= first;
+            product = i64::checked_mul(product, *first)?;
             factors.push(*first);
             rest = tail;
         }

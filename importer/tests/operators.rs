@@ -198,6 +198,8 @@ families! {
     quantization: [];
     reduction: [];
     resize: [];
+    runtime: [];
+    runtime_attention: [];
     sampling: [];
     sequence: [];
     sequences: [];

@@ -76,11 +76,13 @@ impl Random {
         of.get_mut(at)
     }
 
-    fn extreme(&mut self) -> i64 {
+    /// An integer that arithmetic on sizes goes wrong with.
+    pub fn extreme(&mut self) -> i64 {
         EXTREMES[self.below(EXTREMES.len())]
     }
 
-    fn float(&mut self) -> f32 {
+    /// A number at an end of its range, or not a number.
+    pub fn float(&mut self) -> f32 {
         FLOATS[self.below(FLOATS.len())]
     }
 }

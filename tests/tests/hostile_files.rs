@@ -1,10 +1,10 @@
-//! Damaged ONNX files through everything that reads one: an error or a result, never a panic, a hang, or more
-//! memory than a file may take.
+//! Damaged ONNX files, and files with extreme attributes and sizes, through everything that reads one: an error or a
+//! result, never a panic, a hang, or more memory than a file may take.
 //!
 //! The models are a few files of this repository and the standard's node cases, in the folder that
 //! `SHORTHAUL_NODE_CASES` names (`cargo xtask test` writes them). Which damage is done follows from a number.
 //! `SHORTHAUL_MUTATIONS` says how many damaged files there are, or which ones (`1200..1201`); `cargo xtask
-//! mutations` sets it. Each file is looked at by a process of its own kind (`src/bin/every_command.rs`), which may
+//! mutations` sets it. `SHORTHAUL_EXTREMES` and `cargo xtask extremes` do the same for extreme attributes. Each file is looked at by a process of its own kind (`src/bin/every_command.rs`), which may
 //! die or hang without taking the test with it. A file with a problem is kept beside the test's other outputs.
 
 use onnx::proto::ModelProto;
@@ -19,10 +19,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 use tests::every_command::LONGEST;
+use tests::extremes::{Attributes, make_extreme};
 use tests::mutate::{Random, mutate};
 
 /// How many damaged files there are if nobody says: as many as take less than a minute unoptimized.
 const USUAL: usize = 2000;
+/// How many files with extreme attributes there are if nobody says.
+const USUAL_EXTREMES: usize = 400;
 /// Memory that the commands may take for a file, unless it is larger than a quarter of that.
 const MOST_MEMORY_KIB: usize = 1 << 20;
 /// What has not answered by then never will; the commands' own limit counts time on the processor.
@@ -32,6 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 fn damaged_files_of_this_repository() {
     let corpus = Corpus::read(&own_models());
     survive(0..100, |n| corpus.damaged(n));
+    survive(0..60, |n| corpus.extreme(n));
 }
 
 #[test]
@@ -49,14 +53,25 @@ fn every_node_model_through_every_command() {
 #[ignore = "needs the standard's node cases in SHORTHAUL_NODE_CASES"]
 fn damaged_node_models_through_every_command() {
     let corpus = Corpus::read(&node_models());
-    survive(mutations(), |n| corpus.damaged(n));
+    survive(asked_for("SHORTHAUL_MUTATIONS", USUAL), |n| {
+        corpus.damaged(n)
+    });
 }
 
-/// Numbers of the damaged files that are asked for.
-fn mutations() -> Range<usize> {
-    let number = |text: &str| text.parse().expect("a number of damaged files");
-    match std::env::var("SHORTHAUL_MUTATIONS") {
-        Err(_) => 0..USUAL,
+#[test]
+#[ignore = "needs the standard's node cases in SHORTHAUL_NODE_CASES"]
+fn extreme_node_models_through_every_command() {
+    let corpus = Corpus::read(&node_models());
+    survive(asked_for("SHORTHAUL_EXTREMES", USUAL_EXTREMES), |n| {
+        corpus.extreme(n)
+    });
+}
+
+/// Numbers of the files that a variable asks for.
+fn asked_for(variable: &str, usual: usize) -> Range<usize> {
+    let number = |text: &str| text.parse().expect("a number of files");
+    match std::env::var(variable) {
+        Err(_) => 0..usual,
         Ok(text) => match text.split_once("..") {
             Some((from, to)) => number(from)..number(to),
             None => 0..number(&text),
@@ -90,6 +105,7 @@ fn node_models() -> Vec<PathBuf> {
 struct Corpus {
     models: Vec<(String, ModelProto)>,
     operators: Vec<String>,
+    attributes: Attributes,
 }
 
 impl Corpus {
@@ -104,9 +120,19 @@ impl Corpus {
         let names = nodes.flat_map(|g| &g.node).map(|n| n.op_type.clone());
         let operators: BTreeSet<String> = names.collect();
         Corpus {
+            attributes: Attributes::new(models.iter().map(|(_, m)| m)),
             models,
             operators: operators.into_iter().collect(),
         }
+    }
+
+    /// Extreme file number `n`, and what it was made of.
+    fn extreme(&self, n: usize) -> (String, Vec<u8>) {
+        let mut random = Random::new((1 << 40) + n as u64);
+        let (name, model) = &self.models[random.below(self.models.len())];
+        let mut model = model.clone();
+        make_extreme(&mut model, &self.attributes, &mut random);
+        (format!("extreme {n} of {name}"), model.encode_to_vec())
     }
 
     /// Damaged file number `n`, and what it was made of.
@@ -162,10 +188,11 @@ impl Statistics {
 fn keep(name: &str, bytes: &[u8]) -> PathBuf {
     let case = Path::new(name).parent().and_then(Path::file_name);
     let case = case.map_or("model", |case| case.to_str().unwrap_or("model"));
-    let number = name
-        .strip_prefix("damage ")
-        .and_then(|rest| rest.split(' ').next());
-    let file = format!("{case}-{}.onnx", number.unwrap_or("whole"));
+    let (kind, number) = match name.split(' ').collect::<Vec<_>>()[..] {
+        [kind @ ("damage" | "extreme"), number, ..] => (kind, number),
+        _ => ("whole", ""),
+    };
+    let file = format!("{case}-{kind}{number}.onnx");
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(file);
     std::fs::write(&path, bytes).expect("room for a damaged file");
     path

@@ -31,6 +31,7 @@ cargo xtask release [--from-index]     build the wheel and a static program into
                                        the wheel with the dependencies that pip gets from the package index
 cargo xtask snapshots [ARGS...]        run the Rust tests and rewrite their snapshot files
 cargo xtask mutations [N | A..B]       run every command on N damaged ONNX files (default: 20000)
+cargo xtask extremes [N | A..B]        the same on N ONNX files with extreme attributes and sizes
 cargo xtask onnx-coverage              try the ONNX standard's cases and write docs/src/onnx-coverage.md
 
 ARGS are passed on: those of `demo` to `python -m shorthaul.demo`, of `notebook` to `jupyter lab`,
@@ -58,7 +59,8 @@ fn dispatch() -> Result<ExitCode> {
         Some("notebook") => notebook::run(&root, &args[1..]),
         Some("release") => release::run(&root, &args[1..]),
         Some("snapshots") => snapshots::run(&root, &args[1..]),
-        Some("mutations") => mutations::run(&root, &args[1..]),
+        Some("mutations") => mutations::run(&root, mutations::Change::Damage, &args[1..]),
+        Some("extremes") => mutations::run(&root, mutations::Change::Extremes, &args[1..]),
         Some("onnx-coverage") => onnx_coverage::run(&root, &args[1..]),
         Some("help" | "--help" | "-h") => {
             println!("{USAGE}");

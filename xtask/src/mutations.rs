@@ -1,4 +1,5 @@
-//! `cargo xtask mutations`: as many damaged ONNX files as asked for, through everything that reads one.
+//! `cargo xtask mutations` and `cargo xtask extremes`: as many damaged ONNX files, or files with extreme attributes,
+//! as asked for, through everything that reads one.
 //!
 //! Owns the numbers (`N` files, or those from `A..B`) and the standard's node cases; the damage and the judgement
 //! are in `tests/tests/hostile_files.rs`.
@@ -13,12 +14,32 @@ use std::process::ExitCode;
 /// How many if nobody says.
 const USUAL: &str = "20000";
 
-/// Writes the node cases, then damages them.
-pub fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
+/// What is done to the node cases.
+#[derive(Clone, Copy)]
+pub enum Change {
+    /// Anything that damages a file.
+    Damage,
+    /// Extreme attributes and sizes.
+    Extremes,
+}
+
+impl Change {
+    /// The command, the variable that holds the numbers, and which tests read it.
+    fn names(self) -> (&'static str, &'static str, &'static [&'static str]) {
+        match self {
+            Change::Damage => ("mutations", "SHORTHAUL_MUTATIONS", &["--skip", "extreme"]),
+            Change::Extremes => ("extremes", "SHORTHAUL_EXTREMES", &["extreme"]),
+        }
+    }
+}
+
+/// Writes the node cases, then changes them.
+pub fn run(root: &Path, change: Change, args: &[String]) -> Result<ExitCode> {
+    let (command, variable, tests) = change.names();
     let numbers = match args {
         [] => USUAL,
         [numbers] => numbers,
-        _ => bail!("`cargo xtask mutations` takes one number, or a range `A..B`"),
+        _ => bail!("`cargo xtask {command}` takes one number, or a range `A..B`"),
     };
     for number in numbers.splitn(2, "..") {
         let _: usize = number
@@ -36,7 +57,7 @@ pub fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
         );
     }
     let mut test = hostile_files(root, &["test", "-p", "shorthaul-tests", "--release"]);
-    let done = run_shown(test.env("SHORTHAUL_MUTATIONS", numbers))?;
+    let done = run_shown(test.args(tests).env(variable, numbers))?;
     Ok(match done.success {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,

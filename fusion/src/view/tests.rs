@@ -13,6 +13,9 @@ fn refinement_is_the_coarsest_common_shape() {
     );
     assert_eq!(common_refinement(&[2, 3, 1], &[6]), Some(vec![2, 3]));
     assert_eq!(common_refinement(&[4, 6], &[6, 4]), None);
+    // Sizes whose product is no number.
+    assert_eq!(common_refinement(&[1 << 40, 1 << 40], &[1 << 20]), None);
+    assert_eq!(common_refinement(&[0, 4], &[4, 0]), None);
 }
 
 #[test]

@@ -70,6 +70,17 @@ def typed(model: onnx.ModelProto, outputs: list[np.ndarray]) -> None:
         port.CopyFrom(helper.make_tensor_value_info(port.name, element, array.shape))
 
 
+def encode(edge: Edge, outputs: list[np.ndarray], model: onnx.ModelProto) -> bytes:
+    """A case as bytes."""
+    case = field(1, edge.name.encode()) + field(2, model.SerializeToString())
+    for name, array in edge.inputs.items():
+        if name not in edge.known:
+            case += field(3, numpy_helper.from_array(array, name).SerializeToString())
+    for name, array in zip(edge.outputs, outputs, strict=True):
+        case += field(4, numpy_helper.from_array(array, name).SerializeToString())
+    return field(1, case)
+
+
 def main() -> None:
     """Writes the file and says whose answers it has."""
     edges = [
@@ -96,13 +107,7 @@ def main() -> None:
             outputs[n] = np.asarray(output, np.float32 if is_wide else None)
         typed(model, outputs)
         counts[whose] = counts.get(whose, 0) + 1
-        case = field(1, edge.name.encode()) + field(2, model.SerializeToString())
-        for name, array in edge.inputs.items():
-            if name not in edge.known:
-                case += field(3, numpy_helper.from_array(array, name).SerializeToString())
-        for name, array in zip(edge.outputs, outputs, strict=True):
-            case += field(4, numpy_helper.from_array(array, name).SerializeToString())
-        data += field(1, case)
+        data += encode(edge, outputs, model)
     if failed:
         raise SystemExit("\n".join(failed))
     (HERE / "edges.cases").write_bytes(data)

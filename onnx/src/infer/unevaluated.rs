@@ -1,4 +1,4 @@
-//! Sizes of what operators give that are not evaluated here: text, trees, regions, weights of four bits.
+//! Sizes of what operators give that are not evaluated here: text, trees, weights of four bits.
 //!
 //! Verification makes up what such a node gives, in these sizes, and rewrites rely on them. So a row holds for every
 //! input that the operator takes. Element types are the standard's (`stated_types`), or in the row.
@@ -40,21 +40,6 @@ fn sizes(cx: &Inference) -> Option<Sizes> {
             *shape.last_mut()? = SymExpr::constant(last.checked_add(1)?);
             vec![(float, Some(shape))]
         }
-        ("", "NonMaxSuppression") => {
-            let shape = vec![cx.unknown(), SymExpr::constant(3)];
-            vec![(Some(Element::I64), Some(shape))]
-        }
-        ("", "RoiAlign") => {
-            let size = |name| SymExpr::constant(cx.attributes.int(name).unwrap_or(1));
-            let (images, regions) = (cx.shape(0)?, cx.shape(1)?);
-            let shape = vec![
-                regions.first()?.clone(),
-                images.get(1)?.clone(),
-                size("output_height"),
-                size("output_width"),
-            ];
-            vec![(cx.element(0), Some(shape))]
-        }
         ("ai.onnx.ml", "Normalizer") => vec![(float, first())],
         ("ai.onnx.ml", "Binarizer" | "Imputer") => vec![(cx.element(0), first())],
         ("ai.onnx.ml", "LabelEncoder") => vec![(None, first())],
@@ -62,6 +47,11 @@ fn sizes(cx: &Inference) -> Option<Sizes> {
             let n = SymExpr::constant(cx.attributes.int("n_targets")?);
             vec![(float, Some(vec![rows(cx)?, n]))]
         }
+        ("ai.onnx.ml", "LinearRegressor") => {
+            let n = SymExpr::constant(cx.attributes.int("targets").unwrap_or(1));
+            vec![(float, Some(vec![rows(cx)?, n]))]
+        }
+        ("ai.onnx.ml", "SVMRegressor") => vec![(float, Some(vec![rows(cx)?, 1.into()]))],
         ("ai.onnx.ml", "TreeEnsembleClassifier" | "LinearClassifier" | "SVMClassifier") => {
             let rows = rows(cx)?;
             vec![

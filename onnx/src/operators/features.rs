@@ -1,5 +1,5 @@
-//! Operators on features of the standard's domain for classical machine learning, ai.onnx.ml: Scaler and OneHotEncoder,
-//! both of its version 1.
+//! Operators on features of the standard's domain for classical machine learning, ai.onnx.ml: Scaler, OneHotEncoder
+//! and ArrayFeatureExtractor, all of its version 1.
 
 use super::real::{Real, in_real};
 use super::{Call, Inference, Operator};
@@ -11,9 +11,41 @@ use graph::SymExpr;
 const DOMAIN: &str = "ai.onnx.ml";
 
 pub const ROWS: &[Operator] = &[
+    Operator::new("ArrayFeatureExtractor", infer_columns, columns).domain(DOMAIN),
     Operator::new("OneHotEncoder", infer_one_hot, one_hot).domain(DOMAIN),
     Operator::new("Scaler", infer_scaled, scaled).domain(DOMAIN),
 ];
+
+/// The sizes of the chosen elements of the last dimension; a list is one row.
+fn infer_columns(cx: &Inference) -> Option<Vec<Fact>> {
+    let chosen = SymExpr::product(cx.shape(1)?);
+    let shape = match cx.shape(0)? {
+        [] => return None,
+        [_] => vec![SymExpr::constant(1), chosen],
+        [rows @ .., _] => rows.iter().cloned().chain([chosen]).collect(),
+    };
+    cx.like_first(Some(shape))
+}
+
+/// `ArrayFeatureExtractor` of ai.onnx.ml, version 1: elements of the last dimension, by their positions.
+fn columns(call: &Call) -> Result<Vec<Tensor>, String> {
+    let (x, positions) = (call.input(0)?, call.ints(1)?);
+    let (size, rows) = x.shape.split_last().ok_or("its input is a scalar")?;
+    if positions.is_empty() {
+        return Err("it has no positions".to_string());
+    }
+    let at = |n: &i64| usize::try_from(*n).ok().filter(|n| n < size);
+    let chosen: Option<Vec<usize>> = positions.iter().map(at).collect();
+    let chosen = chosen.ok_or_else(|| format!("a position is not below {size}"))?;
+    let mut shape = match rows {
+        [] => vec![1],
+        rows => rows.to_vec(),
+    };
+    let n_rows: usize = shape.iter().product();
+    shape.push(chosen.len());
+    let taken = (0..n_rows).flat_map(|row| chosen.iter().map(move |at| row * size + at));
+    Ok(vec![Tensor::new(&shape, x.values.pick(taken))])
+}
 
 fn infer_scaled(cx: &Inference) -> Option<Vec<Fact>> {
     let shape = cx.shape(0).map(<[_]>::to_vec);

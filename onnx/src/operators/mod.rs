@@ -11,6 +11,7 @@ mod blocks;
 pub mod bounds;
 mod cast;
 mod convolution;
+mod detection;
 mod einsum;
 mod features;
 mod fused;
@@ -133,6 +134,7 @@ const FAMILIES: &[&[Operator]] = &[
     shape::ROWS,
     attention::ROWS,
     convolution::ROWS,
+    detection::ROWS,
     einsum::ROWS,
     features::ROWS,
     fused::ROWS,

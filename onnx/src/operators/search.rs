@@ -1,4 +1,4 @@
-//! Operators that order, count or find elements: ArgMax, TopK, Unique, NonZero, NonMaxSuppression.
+//! Operators that order, count or find elements: ArgMax, TopK, Unique, NonZero.
 
 use super::gather::picked_runs;
 use super::permute::permuted;

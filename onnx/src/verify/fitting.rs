@@ -7,6 +7,7 @@ use super::attempts::Integers;
 use super::random::Random;
 use crate::attributes::{Attributes, is_standard};
 use crate::element::Element;
+use crate::fact::MAX_ELEMENTS;
 use crate::infer::{Facts, declared, is_unknown};
 use crate::operators::{Unknowns, axis};
 use crate::proto::{GraphProto, NodeProto};
@@ -40,7 +41,8 @@ impl Fitting {
             [n] => n.as_const().and_then(|n| usize::try_from(n).ok()),
             _ => None,
         };
-        let Some(n) = n else {
+        // A longer list decides no sizes, whatever a file declares.
+        let Some(n) = n.filter(|n| *n <= MAX_ELEMENTS) else {
             return whole.divisors(name);
         };
         let mut readers = graph.node.iter().filter(|node| is_standard(node));
@@ -302,6 +304,22 @@ mod tests {
         for (name, expected) in [("from", 1.0), ("to", 5.0), ("axes", 0.0), ("steps", 1.0)] {
             assert_eq!(made_up(&trial, name)[0], [expected], "{name}");
         }
+    }
+
+    #[test]
+    fn a_list_that_is_declared_as_too_long_is_not_made() {
+        let mut trial = Trial::new(17).input("x", "6 3");
+        for (name, sizes) in [
+            ("from", "1"),
+            ("to", "1"),
+            ("axes", "1"),
+            ("steps", "2147483647"),
+        ] {
+            trial = integers(trial, name, sizes);
+        }
+        let trial = trial.node("y = Slice(x, from, to, axes, steps)");
+        let model = trial.output("y", "4 3").model();
+        assert!(Checker::new(&model, &Options::default()).is_err());
     }
 
     #[test]

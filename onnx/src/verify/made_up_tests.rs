@@ -8,6 +8,7 @@ use crate::proto::{AttributeProto, SparseTensorProto};
 use crate::rewrite::patch::int;
 use crate::rewrite::trial::{Trial, reals};
 use crate::tensor::Tensor;
+use bytes::Bytes;
 use prost::Message;
 
 fn evidence(model: &Model, options: &Options) -> Result<Evidence, VerifyError> {
@@ -77,6 +78,22 @@ fn what_a_suppression_selects_is_a_list_of_three_positions() {
         .node("r = Squeeze(q, one)");
     let trial = trial.constant("x", reals(&[5, 4])).node("y = Gather(x, r)");
     evidence(&trial.output("y", "m 4").model(), &Options::default()).expect("it runs");
+}
+
+#[test]
+fn text_names_categories_that_the_model_knows() {
+    let categories = AttributeProto {
+        name: "cats_strings".to_string(),
+        strings: ["left", "right"].map(Bytes::from).to_vec(),
+        ..AttributeProto::default()
+    };
+    // Text that is no category is an error.
+    let attributes = vec![categories, int("zeros", 0)];
+    let trial = Trial::new(17).input_of("x", Element::String, "n");
+    let trial = trial.ints("s", &[-1, 1]).node("r = Reshape(x, s)");
+    let trial = trial.with("y = ai.onnx.ml.OneHotEncoder(r)", attributes);
+    let found = evidence(&trial.output("y", "n 1 2").model(), &Options::default());
+    assert!(found.expect("it runs").runs.len() > 1);
 }
 
 #[test]

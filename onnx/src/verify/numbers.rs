@@ -6,7 +6,9 @@
 use super::attempts::Integers;
 use super::random::Random;
 use super::samples::Planted;
+use crate::attributes::Attributes;
 use crate::element::Element;
+use crate::proto::{GraphProto, NodeProto};
 use crate::tensor::{Tensor, Values as Elements};
 use bytes::Bytes;
 
@@ -43,6 +45,13 @@ pub(super) fn plant(tensor: Tensor, planted: Planted, random: &mut Random) -> Te
 }
 
 impl Random {
+    /// Text, each element one of `words`.
+    pub(super) fn chosen(&mut self, shape: &[usize], words: &[Bytes]) -> Tensor {
+        let n: usize = shape.iter().product();
+        let one = |_| words[self.below(words.len() as u64) as usize].clone();
+        Tensor::new(shape, Elements::String((0..n).map(one).collect()))
+    }
+
     /// A tensor of made-up numbers. Where they look something up, all are below `bound`: integers, and floats that
     /// the model casts to positions.
     pub(super) fn tensor(
@@ -93,6 +102,58 @@ impl Random {
         Tensor::of_ints(element, shape, &values)
             .unwrap_or_else(|| Tensor::new(&[0], Elements::I64(Vec::new())))
     }
+}
+
+/// Values between an input and the categories that it names, at most.
+const MOST_BETWEEN: usize = 256;
+
+/// The texts that every node knows that reads `name`, perhaps after it was moved; none if no node asks for any.
+pub(super) fn words(graph: &GraphProto, name: &str) -> Vec<Bytes> {
+    let mut lists = Vec::new();
+    let mut values = vec![name];
+    let mut seen = 0;
+    while let Some(value) = values.get(seen).copied().filter(|_| seen < MOST_BETWEEN) {
+        seen += 1;
+        let reads = |node: &&NodeProto| node.input.first().is_some_and(|input| input == value);
+        for node in graph.node.iter().filter(reads) {
+            match categories(node) {
+                Some(known) => lists.push(known),
+                None if moves(node) => values.extend(node.output.iter().map(String::as_str)),
+                None => {}
+            }
+        }
+    }
+    let mut lists = lists.into_iter();
+    let mut words: Vec<Bytes> = lists.next().map(<[Bytes]>::to_vec).unwrap_or_default();
+    for list in lists {
+        words.retain(|word| list.contains(word));
+    }
+    words
+}
+
+/// The texts that a node knows.
+fn categories(node: &NodeProto) -> Option<&[Bytes]> {
+    let attributes = Attributes::new(node);
+    let list = |name| attributes.get(name).map(|a| a.strings.as_slice());
+    let known = list("cats_strings").or(list("keys_strings"));
+    known.filter(|known| !known.is_empty())
+}
+
+/// Whether a node gives elements of its first input as they are.
+fn moves(node: &NodeProto) -> bool {
+    matches!(
+        node.op_type.as_str(),
+        "ArrayFeatureExtractor"
+            | "Flatten"
+            | "Gather"
+            | "Identity"
+            | "Reshape"
+            | "Slice"
+            | "Split"
+            | "Squeeze"
+            | "Transpose"
+            | "Unsqueeze"
+    )
 }
 
 #[cfg(test)]

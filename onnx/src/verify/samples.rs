@@ -8,7 +8,7 @@
 use super::attempts::{Attempt, Integers};
 use super::cuts::Cuts;
 use super::fitting::Fitting;
-use super::numbers::{magnitudes, plant};
+use super::numbers::{magnitudes, plant, words};
 use super::random::Random;
 use super::{Options, VerifyError, given};
 use crate::attributes::Attributes;
@@ -20,6 +20,7 @@ use crate::infer::{Facts, declared, is_unknown, known_values};
 use crate::operators::{Unknowns, axis};
 use crate::proto::{GraphProto, NodeProto};
 use crate::tensor::{Tensor, Values as Elements};
+use bytes::Bytes;
 use graph::{Bindings, SymExpr, Symbol};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -56,6 +57,8 @@ struct Given {
     bound: Option<i64>,
     /// What fits, where it decides sizes.
     fitting: Option<Fitting>,
+    /// What text is chosen from, where it names categories.
+    words: Vec<Bytes>,
     /// The node that would compute it, where models are cut.
     by: Option<String>,
     /// Whether the file holds a value for it, which a caller may replace.
@@ -121,6 +124,7 @@ impl Sampler {
                 fact,
                 bound,
                 fitting,
+                words: words(graph, &info.name),
                 by: None,
                 has_default: stored.contains(info.name.as_str()),
                 is_guessed: false,
@@ -145,6 +149,7 @@ impl Sampler {
                     fact,
                     bound: None,
                     fitting: None,
+                    words: words(graph, output),
                     by,
                     has_default: false,
                     is_guessed,
@@ -438,6 +443,9 @@ impl Sampler {
                 let unmasked = attempt.integers == Integers::Ones;
                 let chosen = unmasked || (seed + n).is_multiple_of(2);
                 tensor = Tensor::new(&sizes, Elements::Bool(vec![chosen]));
+            }
+            if element == Element::String && !given.words.is_empty() {
+                tensor = random.chosen(&sizes, &given.words);
             }
             if attempt.positive {
                 tensor = magnitudes(tensor);

@@ -63,7 +63,7 @@ fn matmul(cx: &mut NodeCx) -> Values {
 }
 
 /// `alpha·A'·B' + beta·C`
-fn gemm(cx: &mut NodeCx) -> Values {
+pub fn gemm(cx: &mut NodeCx) -> Values {
     let (a, b) = (cx.input(0)?, cx.input(1)?);
     let (alpha, beta) = (cx.float("alpha", 1.0)?, cx.float("beta", 1.0)?);
     let left = if cx.int("transA", 0)? != 0 {

@@ -138,7 +138,8 @@ pub fn spatial(shape: &[SymExpr]) -> Result<&[SymExpr], Refusal> {
     shape.get(2..).filter(|s| !s.is_empty()).ok_or_else(few)
 }
 
-fn conv(cx: &mut NodeCx) -> Values {
+/// A convolution with an optional bias.
+pub fn conv(cx: &mut NodeCx) -> Values {
     let (x, w) = (cx.input(0)?, cx.input(1)?);
     let kernel = kernel_of(&cx.shape(w))?;
     let geometry = Geometry::new(cx, kernel)?.resolve(spatial(&cx.shape(x))?)?;

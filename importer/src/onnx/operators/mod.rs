@@ -19,6 +19,8 @@ mod pooling;
 mod quantization;
 mod reduction;
 mod resize;
+mod runtime;
+mod runtime_attention;
 mod sampling;
 mod sequence;
 mod sequences;
@@ -59,6 +61,8 @@ static FAMILIES: &[Rules] = &[
     quantization::RULES,
     reduction::RULES,
     resize::RULES,
+    runtime::RULES,
+    runtime_attention::RULES,
     sampling::RULES,
     sequence::RULES,
     sequences::RULES,

@@ -11,5 +11,7 @@ pub static RULES: Rules = &[
 ];
 
 fn refuse(_: &mut NodeCx) -> Values {
-    Err("the size of its result depends on data, not on sizes".into())
+    let what = "the size of its result depends on data, not on sizes; `shorthaul optimize --to` writes the part of \
+                a file that ends before it";
+    Err(what.into())
 }
