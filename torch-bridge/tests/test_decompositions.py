@@ -208,6 +208,16 @@ def test_a_cache_that_begins_empty_stays_in_the_region():
     assert cache.shape == (0,)
 
 
+def test_a_result_that_is_written_nowhere_stays_in_the_region():
+    def step(x, y):
+        product = torch.functional.tensordot(x, y, dims=([1], [1]), out=None)
+        return torch.add(product, product.exp(), out=None)
+
+    x, y = torch.randn(3, 4), torch.randn(5, 4)
+    product = x.double() @ y.double().T
+    torch.testing.assert_close(compiled(step, x, y), (product + product.exp()).float())
+
+
 @pytest.mark.parametrize("function", [lambda x: torch.fill(x, 2.0), lambda x: (x * 2).zero_() + 1])
 def test_inputs_that_no_slope_reaches_get_zeros(function):
     x = torch.randn(3, requires_grad=True)

@@ -179,6 +179,23 @@ class Curved(nn.Module):
         return curvature.diagonal(dim1=-2, dim2=-1).sum(-1), rows["0.weight"]
 
 
+class Written(nn.Module):
+    """Constants from lists, circular padding, and slices of a fresh tensor that are written."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Conv1d(2, 2, 3, padding=1, padding_mode="circular")
+
+    def forward(self, x):
+        """A gradient of each way to write."""
+        y = torch.tanh(self.net(x)) * torch.tensor([[1.0], [-2.0]], dtype=x.dtype)
+        filled = torch.zeros_like(x)
+        filled[:, 0] = y[:, 1] ** 2
+        filled[:, 1].copy_(y[:, 0].exp())
+        by_x = grad(filled.sum(), x, create_graph=True)[0]
+        return by_x, grad(F.pad(y, (2, 1), mode="circular").pow(3).sum(), x, create_graph=True)[0]
+
+
 def _atoms(n):
     first, second = torch.triu_indices(n, n, 1)
     return torch.randint(0, 5, (n,)), torch.randn(n, 3).requires_grad_(), first, second
@@ -197,6 +214,7 @@ CASES = {
         lambda n: (torch.randn(n, 4).requires_grad_(), torch.randn(3).requires_grad_()),
         (4, 4),
     ),
+    "written": (Written, lambda n: (torch.randn(n, 2, 5).requires_grad_(),), (3, 3)),
 }
 
 
@@ -350,6 +368,55 @@ def test_random_numbers_are_the_same_in_both():
     noise = y - (g * x).sum(1)
     assert 0 <= noise.min() and noise.max() < 1
     torch.testing.assert_close(g[g != 0], (2 * model.weight).expand(16, 8)[g != 0])
+
+
+class _Solved(nn.Module):
+    """A Gaussian process whose likelihood is differentiated by its places."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
+
+    def forward(self, x, y):
+        """The gradient of the likelihood, in two ways."""
+        z = self.net(x)
+        covariance = torch.exp(-(z[:, None] - z[None]).pow(2).sum(-1)) + torch.eye(len(x)).to(x)
+        factor = torch.linalg.cholesky(covariance)
+        likelihood = (y * torch.cholesky_solve(y, factor)).sum() + factor.diagonal().log().sum()
+        other = (y * torch.linalg.solve(covariance, y)).sum() + torch.linalg.slogdet(covariance)[1]
+        return tuple(grad(one, x, create_graph=True)[0] for one in (likelihood, other))
+
+
+@traces_gradients
+def test_linear_algebra_is_pytorchs_and_the_rest_is_compiled():
+    torch.manual_seed(0)
+    eager = _Solved()
+    exact, compiled = copy.deepcopy(eager).double(), shorthaul.module(copy.deepcopy(eager))
+    inputs = [torch.randn(5, 2, requires_grad=True), torch.randn(5, 1)]
+    with pytest.warns(shorthaul.FallbackWarning, match="linalg_cholesky_ex"):
+        found = _run(compiled, inputs)
+    expected = [
+        _run(model, inputs, dtype)
+        for model, dtype in ((eager, torch.float32), (exact, torch.float64))
+    ]
+    _compare(found, *expected)
+    assert shorthaul.report(compiled, *inputs).data["kernels"]
+
+
+class _Singular(nn.Module):
+    def forward(self, x):
+        return grad(torch.linalg.inv(x).sum(), x, create_graph=True)[0]
+
+
+@traces_gradients
+def test_a_singular_matrix_raises_eagers_error():
+    x = torch.zeros(3, 3, requires_grad=True)
+    said = []
+    for model in (_Singular(), shorthaul.module(_Singular())):
+        with pytest.raises(torch.linalg.LinAlgError) as error:
+            model(x)
+        said.append(str(error.value).splitlines()[0])
+    assert said[0] == said[1]
 
 
 class _Normalized(nn.Module):

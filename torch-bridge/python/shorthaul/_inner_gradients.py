@@ -110,14 +110,7 @@ def _gradient_span(graph: fx.Graph, gradients: list[fx.Node]) -> list[fx.Node]:
         outputs |= {n for n in pytree.tree_leaves(arguments["outputs"]) if isinstance(n, fx.Node)}
         operands |= {n for n in pytree.tree_leaves(arguments["inputs"]) if isinstance(n, fx.Node)}
     nodes = list(graph.nodes)
-    before = set(outputs)
-    for node in reversed(nodes):
-        if node in before:
-            before |= set(node.all_input_nodes)
-    behind = set(operands)
-    for node in nodes:
-        if behind & set(node.all_input_nodes):
-            behind.add(node)
+    before, behind = _leading_to(nodes, outputs), _coming_from(nodes, operands)
     last = max(
         i
         for i, node in enumerate(nodes)
@@ -128,6 +121,33 @@ def _gradient_span(graph: fx.Graph, gradients: list[fx.Node]) -> list[fx.Node]:
     ]
     first = min(is_on_way.index(True) if any(is_on_way) else last, nodes.index(gradients[0]))
     return [n for n in nodes[first : last + 1] if n.op not in ("placeholder", "get_attr")]
+
+
+def _leading_to(nodes: Sequence[fx.Node], outputs: set[fx.Node]) -> set[fx.Node]:
+    """The nodes that compute ``outputs``, and those that write what these read."""
+    before, memory = set(outputs), {storage_of(node) for node in outputs} - {None}
+    for node in reversed(nodes):
+        if node in before or _memory_written(node) & memory:
+            before |= {node, *node.all_input_nodes}
+            memory |= {storage_of(operand) for operand in node.all_input_nodes} - {None}
+    return before
+
+
+def _coming_from(nodes: Sequence[fx.Node], operands: set[fx.Node]) -> set[fx.Node]:
+    """The nodes that read ``operands``, what comes from these, or memory where that is written."""
+    behind, memory = set(operands), set()
+    for node in nodes:
+        read = node.all_input_nodes
+        if behind & set(read) or memory & {storage_of(operand) for operand in read}:
+            behind.add(node)
+            memory |= _memory_written(node)
+    return behind
+
+
+def _memory_written(node: fx.Node) -> set[int]:
+    if node.op not in ("call_function", "call_method") or not is_in_place(node):
+        return set()
+    return {storage_of(operand) for operand in node.all_input_nodes[:1]} - {None}
 
 
 class _Gradients(SpanRewrite):

@@ -73,7 +73,7 @@ _UNSAVING = frozenset(
 )
 
 #: How functions begin that give nothing and change no state that others depend on.
-_CHECKS = ("_check", "_assert", "_foreach", "_log_api_usage", "sym_constrain")
+_CHECKS = ("_check", "_assert", "_foreach", "_linalg_check", "_log_api_usage", "sym_constrain")
 _NO_VALUE = "it returns no value"
 
 _SET_GRAD = torch._C._set_grad_enabled

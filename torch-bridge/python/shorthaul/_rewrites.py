@@ -51,9 +51,12 @@ def copy_into_results(graph: fx.Graph) -> None:
     """before  y = f(x, out=v)   after  y = v.copy_(f(x)), where ``v`` has the result's look.
 
     Legal because ``out=`` refuses tensors with a history. Spectral norms write their vectors so.
+    ``out=None``, as generated code has it, is left out.
     """
     for node in list(graph.nodes):
         target = node.kwargs.get("out")
+        if target is None and "out" in node.kwargs:
+            node.kwargs = {key: value for key, value in node.kwargs.items() if key != "out"}
         if node.op != "call_function" or not isinstance(target, fx.Node):
             continue
         written = value_of(target)

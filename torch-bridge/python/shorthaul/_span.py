@@ -16,6 +16,7 @@ import torch
 from torch import fx
 from torch._C import _functorch
 from torch._subclasses import FakeTensor
+from torch._subclasses.fake_tensor import is_fake
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
@@ -57,6 +58,12 @@ _CONSTANTS = {
 
 #: Operators of writes to slices, for whose gradient PyTorch has no gradient, or a wrong one.
 _NOT_TWICE = (aten.as_strided_scatter.default, aten.copy.default)
+
+#: Operators without results that stay in a span: they raise the errors of linear algebra.
+_CHECKS = (aten._linalg_check_errors.default,)
+
+#: Constants of at most so many elements become lists in the graph.
+_MOST_ELEMENTS = 1024
 
 _SET_GRAD = torch._C._set_grad_enabled
 
@@ -161,8 +168,10 @@ class SpanRewrite:
             raise
         except Exception as error:
             raise Stays(f"PyTorch cannot trace them: {first_line(error)}") from error
+        _write_out_copies(traced.graph)
         for node in traced.graph.nodes:
             is_check = node.op == "call_function" and not node.users and node.is_impure()
+            is_check = is_check and node.target not in _CHECKS
             if _is_mutable(node) or is_check or node.target in _NOT_TWICE:
                 raise Stays(f"`{node.target}` is more than a value")
         return traced
@@ -200,7 +209,7 @@ class SpanRewrite:
         for node, result in zip(self.outputs, results, strict=True):
             node.replace_all_uses_with(made[result], lambda user: user not in self.inside)
         for node in reversed([*new, *self.span]):
-            if not node.users or node in self.inside:
+            if (not node.users and node.target not in _CHECKS) or node in self.inside:
                 self.graph.erase_node(node)
 
     def _constant(self, node: fx.Node, sizes: Mapping[Any, fx.Node], new: list) -> fx.Node | None:
@@ -224,7 +233,7 @@ class SpanRewrite:
         if _without_aliases(node) is not node:
             return made[node.args[0]]
         if node.op == "get_attr":
-            raise Stays("a constant is made while it is traced")
+            return self._listed(node, new)
         copied = self.graph.node_copy(node, made.__getitem__)
         copied.meta = {k: v for k, v in node.meta.items() if k in COPIED}
         new.append(copied)
@@ -238,6 +247,20 @@ class SpanRewrite:
             if copied.target is aten.reshape:
                 copied.args = copied.args[:2]
         return copied
+
+    def _listed(self, node: fx.Node, new: list[fx.Node]) -> fx.Node:
+        """before  a constant that the trace keeps   after  torch.tensor([its elements])."""
+        constant = getattr(self.traced, node.target)
+        constant = getattr(constant, "constant", None) if is_fake(constant) else constant
+        if not isinstance(constant, torch.Tensor) or constant.numel() > _MOST_ELEMENTS:
+            raise Stays("a constant is made while it is traced")
+        with tracing_apart():
+            elements = constant.tolist()
+        kinds = {"dtype": constant.dtype, "device": constant.device}
+        made = self.graph.call_function(torch.tensor, (elements,), kinds)
+        made.meta = {k: v for k, v in node.meta.items() if k in COPIED}
+        new.append(made)
+        return made
 
     def set_value(self, node: Any, given: fx.Node | None) -> None:
         """Traces one node with its history; ``given`` has the value that eager's trace had."""
@@ -296,6 +319,21 @@ def _untold() -> Iterator[None]:
         yield
     finally:
         of_fakes.disabled = before
+
+
+def _write_out_copies(graph: fx.Graph) -> None:
+    """before  copy(x, y)   after  clone(y), for values of the same sizes, type and device."""
+    for node in graph.find_nodes(op="call_function", target=aten.copy.default):
+        written, read = (one.meta.get("val") for one in node.args[:2])
+        if metadata(written)[2:4] != metadata(read)[2:4]:
+            continue
+        if _sizes(written.shape) != _sizes(read.shape):
+            continue
+        with graph.inserting_before(node):
+            made = graph.call_function(aten.clone.default, (node.args[1],))
+        made.meta = dict(node.meta)
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
 
 
 def _is_mutable(node: fx.Node) -> bool:
