@@ -195,6 +195,12 @@ def memory_reason(node: fx.Node) -> str | None:
     is_other = node.args[0].op in ("placeholder", "get_attr") or is_view(node.args[0])
     if offset is not None and is_other:
         return "its offset counts from where the memory of another tensor begins"
+    found = value_of(node)
+    steps = [step for n, step in zip(found.shape, found.stride(), strict=True) if n != 1]
+    # Behind other strides, `reshape` may give a copy where a region has a view that is written.
+    is_written = any(map(is_in_place, node.graph.nodes))
+    if not found.is_contiguous() and (is_written or steps != sorted(steps, reverse=True)):
+        return "the elements of its result are in another order in memory"
     return None
 
 

@@ -515,3 +515,20 @@ def transposed_and_detached_in_place(wrap):
         return y, x + 1
 
     return step(wrap(forward), randn(2, 4))
+
+
+@program
+def order_of_the_elements_of_strides(wrap):
+    """What is flattened is a copy, which is written."""
+
+    def forward(x):
+        turned = torch.as_strided(x * 2, (4, 6), (1, 8))
+        windows = torch.as_strided(x * 3, (4, 3), (1, 1))
+        turned.flatten().mul_(3)
+        windows.flatten().mul_(3)
+        return turned * 1, windows * 1
+
+    def unwritten(x):
+        return torch.as_strided(x * 2, (4, 6), (1, 8)) * 2, torch.as_strided(x, (4, 3), (1, 1)) * 2
+
+    return [step(wrap(forward), randn(6, 8)), step(wrap(unwritten), randn(6, 8))]
