@@ -6,6 +6,7 @@ a graph, and never decides who runs a node (``_partition``).
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -60,10 +61,11 @@ def run_again(node: fx.Node, fakes: Any) -> Any:
 
 
 def name_of(node: fx.Node) -> str:
-    """The last word of the function or method that a node calls."""
-    if isinstance(node.target, str):
-        return node.target
-    return getattr(node.target, "__name__", str(node.target))
+    """The last word of the function or method that a node calls, without an overload's name."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        target = target.overloadpacket
+    return target if isinstance(target, str) else getattr(target, "__name__", str(target))
 
 
 def is_number(node: fx.Node) -> bool:
@@ -176,6 +178,41 @@ def is_operand_itself(node: fx.Node) -> bool:
         return False
     memory = storage_of(node)
     return memory is not None and memory == storage_of(node.args[0])
+
+
+#: Where operators get an offset in the memory of their first operand.
+_OFFSET_AT = {"as_strided": 3, "as_strided_copy": 3, "as_strided_scatter": 4}
+
+
+def memory_reason(node: fx.Node) -> str | None:
+    """Why a region does not have the memory that a node reads; ``None`` if it has it."""
+    at = _OFFSET_AT.get(name_of(node))
+    if at is None or not isinstance(value_of(node.args[0]), torch.Tensor):
+        return None
+    if not value_of(node.args[0]).is_contiguous():
+        return "it reads the memory of a tensor that is not contiguous"
+    offset = node.args[at] if at < len(node.args) else node.kwargs.get("storage_offset")
+    is_other = node.args[0].op in ("placeholder", "get_attr") or is_view(node.args[0])
+    if offset is not None and is_other:
+        return "its offset counts from where the memory of another tensor begins"
+    found = value_of(node)
+    steps = [step for n, step in zip(found.shape, found.stride(), strict=True) if n != 1]
+    # Behind other strides, `reshape` may give a copy where a region has a view that is written.
+    is_written = any(map(is_in_place, node.graph.nodes))
+    if not found.is_contiguous() and (is_written or steps != sorted(steps, reverse=True)):
+        return "the elements of its result are in another order in memory"
+    return None
+
+
+def results_reason(node: fx.Node) -> str | None:
+    """Why kernels cannot give what a node gives; ``None`` if they can."""
+    if node.kwargs.get("sparse_grad") is True and needs_gradient(node):
+        return "its gradient is a sparse tensor"
+    if name_of(node).removeprefix("_") == "embedding_bag":
+        items = [user for user in node.users if isinstance(value_of(node), (list, tuple))]
+        if any(user.target is not operator.getitem or user.args[1] != 0 for user in items):
+            return "it gives where its bags are, which depends on how PyTorch sums them"
+    return None
 
 
 def overlaps(tensor: torch.Tensor) -> bool:

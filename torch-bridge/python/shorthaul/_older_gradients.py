@@ -112,6 +112,8 @@ def _left_to_pytorch() -> frozenset[str]:
     # Of each function, where to ask and what the gradient there is for kernels.
     asked = {
         "aminmax": (lambda x: x.aminmax()[0], 1.0, 1.0),
+        # PyTorch gives the gradient of what was overwritten, and none of the rest.
+        "as_strided_scatter": (lambda x: x.as_strided_scatter(zero, (1,), (1,)), 0.0, 0.0),
         "atan2 arctan2": (lambda x: x.atan2(zero), 0.0, 0.0),
         "clamp clip clamp_min clamp_max": (lambda x: x.clamp(zero), 0.0, 0.5),
         # PyTorch clamps in these, and our rules for them do not.

@@ -28,9 +28,11 @@ from ._nodes import (
     is_number,
     is_transform,
     is_view,
+    memory_reason,
     name_of,
     needs_gradient,
     overlaps,
+    results_reason,
     storage_of,
     tensor_reason,
     tensors_of,
@@ -57,7 +59,8 @@ _HALF_DIFFERENTIABLE = "igamma igammac special_gammainc special_gammaincc specia
 
 #: Functions none of whose gradients PyTorch computes: its backward pass raises an error.
 _NOT_DIFFERENTIABLE = frozenset(
-    "floor_divide floor_divide_ floordiv ifloordiv __rfloordiv__ heaviside heaviside_".split()
+    "floor_divide floor_divide_ floordiv ifloordiv __rfloordiv__ heaviside heaviside_ histogram "
+    "histogramdd".split()
 )
 
 #: Operators that are worth a region of their own.
@@ -168,8 +171,8 @@ def torch_reason(node: fx.Node) -> str | None:
         return "it has no gradient with respect to its first operand"
     if name_of(node) in _NOT_DIFFERENTIABLE and any(map(needs_gradient, operands)):
         return "PyTorch has no gradient of it"
-    if _counts_from_other_memory(node):
-        return "its offset counts from where the memory of another tensor begins"
+    if (reason := memory_reason(node) or results_reason(node)) is not None:
+        return reason
     if _writes_overlapping(node):
         return "it writes to a tensor whose elements share memory"
     values = list(tensors_of(value_of(node)))
@@ -182,19 +185,6 @@ def torch_reason(node: fx.Node) -> str | None:
         if (problem := tensor_reason(tensor)) is not None:
             return problem
     return None
-
-
-#: Where operators get an offset in the memory of their first operand.
-_OFFSET_AT = {"as_strided": 3, "as_strided_copy": 3, "as_strided_scatter": 4}
-
-
-def _counts_from_other_memory(node: fx.Node) -> bool:
-    """Whether a node reads at an offset in memory of which a region knows only a part."""
-    at = _OFFSET_AT.get(name_of(node), len(node.args))
-    offset = node.args[at] if at < len(node.args) else node.kwargs.get("storage_offset")
-    if offset is None:
-        return False
-    return node.args[0].op in ("placeholder", "get_attr") or is_view(node.args[0])
 
 
 def _writes_overlapping(node: fx.Node) -> bool:

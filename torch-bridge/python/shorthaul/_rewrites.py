@@ -59,6 +59,9 @@ def copy_into_results(graph: fx.Graph) -> None:
             node.kwargs = {key: value for key, value in node.kwargs.items() if key != "out"}
         if node.op != "call_function" or not isinstance(target, fx.Node):
             continue
+        # An operator that is named itself may have no other form.
+        if isinstance(node.target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+            continue
         written = value_of(target)
         kwargs = {key: value for key, value in node.kwargs.items() if key != "out"}
         values, named = fx.node.map_arg((node.args, kwargs), value_of)
@@ -271,6 +274,9 @@ def take_views(graph: fx.Graph) -> None:
         changed = value_of(node.args[0])
         names = [one for one in graph.nodes if value_of(one) is changed]
         if not isinstance(changed, FakeTensor) or names[0].op in ("placeholder", "get_attr"):
+            continue
+        # PyTorch refuses to detach a view in place.
+        if any(user.target == "detach_" for name in names for user in name.users):
             continue
         at = names.index(node)
         with torch.set_grad_enabled(changed.requires_grad):

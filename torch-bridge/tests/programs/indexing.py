@@ -268,3 +268,19 @@ def filled_diagonals(wrap):
 
     m = wrap(forward)
     return [step(m, randn(n, 4)) for n in (3, 6)]
+
+
+@program
+def scatter_into_every_other_element(wrap):
+    def forward(x, y):
+        return torch.as_strided_scatter(x * 8, y * 2, (3, 2), (4, 2), 0)
+
+    return step(wrap(forward), randn(3, 4), randn(3, 2))
+
+
+@program
+def gather_with_sparse_gradient(wrap):
+    x = randn(2, 4)
+    found = wrap(lambda x: x.gather(1, torch.tensor([[0, 2]]), sparse_grad=True) * 2)(x)
+    found.sum().backward()
+    return [found, x.grad.is_sparse, x.grad]

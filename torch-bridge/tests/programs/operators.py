@@ -526,3 +526,46 @@ def interpolation_that_keeps_sizes(wrap):
         m = wrap(functools.partial(resize, scale_factor=factor, mode=mode))
         seen.append(step(m, randn(1, 2, *[4, 6, 3][:n_dims])))
     return seen
+
+
+@program
+def operators_by_their_overload(wrap):
+    """They mean the same as the functions and methods of the same name."""
+    aten = torch.ops.aten
+
+    def forward(x, y):
+        z = x * 2
+        aten.add_.Tensor(z, y)
+        row = aten.select.int(z, 0, 1)
+        aten.mul_.Scalar(row, 3)
+        kept = aten.as_strided_scatter.default(y * 8, row[:3], (3,), (4,), 0)
+        return z, kept, aten.gather.default(y, 1, torch.tensor([[0, 2]]), sparse_grad=False)
+
+    return step(wrap(forward), randn(3, 4), randn(3, 4))
+
+
+@program
+def operators_that_write_to_a_given_tensor(wrap):
+    aten = torch.ops.aten
+
+    def forward(x):
+        out = torch.zeros(3, 4)
+        aten.add.out(x, 1, out=out)
+        total = aten.sum(x, [1], out=torch.zeros(3))
+        return out * 2, total
+
+    return step(wrap(forward), torch.randn(3, 4))
+
+
+@program
+def histograms_have_no_gradient(wrap):
+    def run(count):
+        x = randn(4, 2)
+        found = wrap(count)(x)
+        return [found, raises(lambda: found.sum().backward())]
+
+    return [
+        run(lambda x: torch.histogram(x, 4)[0]),
+        run(lambda x: torch.histogram(torch.arange(8.0), 4, weight=x.flatten())[0]),
+        run(lambda x: torch.histogramdd(x, [3, 3])[0]),
+    ]

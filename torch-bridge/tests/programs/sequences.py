@@ -563,3 +563,9 @@ def sizes_of_embeddings_in_a_checkpoint(wrap):
     model = Model()
     m = wrap(model)
     return [training(model, m, torch.randint(10, (n, n + 2))) for n in (3, 5, 4)]
+
+
+@program
+def bags_and_where_they_are(wrap):
+    m = wrap(lambda x: torch.embedding_bag(x, torch.tensor([0, 1, 2]), torch.tensor([0, 2])))
+    return step(m, randn(4, 3))

@@ -484,3 +484,51 @@ def copy_at_an_offset_in_the_memory_of_a_view(wrap):
     m = wrap(lambda x: torch.as_strided_copy(x, (2, 3), (3, 1), 6) * 2)
     numbers = torch.arange(40.0)
     return [m(numbers[:20]), m(numbers[5:25]), m(numbers[::2])]
+
+
+@program
+def strides_of_windows(wrap):
+    """The strides are those of the memory that the windows share."""
+
+    def forward(x):
+        windows = (x * 2).unfold(1, 3, 2)
+        return torch.as_strided(windows, (2, 3), (3, 1)) * 2, windows.as_strided((4,), (1,))
+
+    return step(wrap(forward), randn(6, 8))
+
+
+@program
+def strides_of_a_result_of_strides(wrap):
+    def forward(x):
+        turned = torch.as_strided(x * 2, (4, 5), (1, 4))
+        return torch.as_strided(turned, (2, 3), (3, 1)) * 2
+
+    return step(wrap(forward), randn(6, 8))
+
+
+@program
+def transposed_and_detached_in_place(wrap):
+    def forward(x):
+        y = x * 3
+        y.t_()
+        y.detach_()
+        return y, x + 1
+
+    return step(wrap(forward), randn(2, 4))
+
+
+@program
+def order_of_the_elements_of_strides(wrap):
+    """What is flattened is a copy, which is written."""
+
+    def forward(x):
+        turned = torch.as_strided(x * 2, (4, 6), (1, 8))
+        windows = torch.as_strided(x * 3, (4, 3), (1, 1))
+        turned.flatten().mul_(3)
+        windows.flatten().mul_(3)
+        return turned * 1, windows * 1
+
+    def unwritten(x):
+        return torch.as_strided(x * 2, (4, 6), (1, 8)) * 2, torch.as_strided(x, (4, 3), (1, 1)) * 2
+
+    return [step(wrap(forward), randn(6, 8)), step(wrap(unwritten), randn(6, 8))]
