@@ -31,9 +31,10 @@ DTYPES = frozenset(
 
 #: Functions and methods whose result is a view of their first operand, if it shares its storage.
 _VIEWS = frozenset(
-    "T H mT mH alias broadcast_to chunk contiguous detach diagonal dsplit expand expand_as flatten "
-    "float double half bfloat16 to type type_as "
-    "getitem hsplit matrix_H moveaxis movedim narrow permute real ravel reshape select slice "
+    "T H mT mH adjoint alias atleast_1d atleast_2d atleast_3d broadcast_to chunk contiguous detach "
+    "diagonal dsplit expand expand_as flatten float double half bfloat16 to type type_as "
+    "getitem hsplit linalg_diagonal matrix_H moveaxis movedim narrow numpy_T permute real ravel "
+    "reshape reshape_as select slice "
     "split split_with_sizes squeeze swapaxes swapdims t tensor_split transpose unbind unflatten "
     "unfold unsqueeze view view_as vsplit".split()
 )

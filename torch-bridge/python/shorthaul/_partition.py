@@ -513,7 +513,7 @@ def step_outside(node: fx.Node, exposed: _Exposed) -> str:
         # The tracer keeps the object of what is passed through; a new tensor may look the same.
         if is_in_place(node) or value_of(operand) is value:
             return "same"
-    raise NotSplit({node.name: "its result shares memory with another value"})
+    raise NotSplit({node.name: f"the result of `{name_of(node)}` shares memory with another value"})
 
 
 def emit(split: Split, graph_module: fx.GraphModule, runs: Mapping[str, Any]) -> fx.GraphModule:
