@@ -41,8 +41,8 @@ from ._sizes import expression
 
 #: Methods that change what a tensor is, not only its elements: the graph is PyTorch's then.
 METADATA_WRITES = frozenset(
-    "as_strided_ detach_ rename_ requires_grad_ resize_ resize_as_ set_ squeeze_ swapaxes_ "
-    "swapdims_ t_ transpose_ unsqueeze_ set_data".split()
+    "as_strided_ detach_ rename_ requires_grad_ resize_ resize_as_ set_ set_data "
+    "shallow_copy_data_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split()
 )
 
 #: Methods that are about autograd or Python, not about elements.
