@@ -147,6 +147,7 @@ _VIEWS = {
     "adjoint": lambda y: y.adjoint(),
     "atleast_3d": torch.atleast_3d,
     "linalg.diagonal": torch.linalg.diagonal,
+    "meshgrid": lambda y: torch.meshgrid(y[0], y[:, 0], indexing="ij")[1],
     "reshape_as": lambda y: y.reshape_as(torch.zeros(4, 3)),
 }
 
