@@ -139,3 +139,31 @@ def test_an_operator_that_checks_its_result_costs_itself(function):
     with pytest.warns(shorthaul.FallbackWarning, match=f"`{function.__name__}` raises an error"):
         report = shorthaul.report(model, torch.randn(16, 8)).data
     assert any(k["path"] == "gemm" for k in report["kernels"])
+
+
+#: Views that PyTorch's tracer records by names of their own.
+_VIEWS = {
+    "T": lambda y: y.T,
+    "adjoint": lambda y: y.adjoint(),
+    "atleast_3d": torch.atleast_3d,
+    "linalg.diagonal": torch.linalg.diagonal,
+    "meshgrid": lambda y: torch.meshgrid(y[0], y[:, 0], indexing="ij")[1],
+    "reshape_as": lambda y: y.reshape_as(torch.zeros(4, 3)),
+}
+
+
+@pytest.mark.parametrize("name", _VIEWS)
+def test_views_that_leave_a_region_are_compiled(name):
+    class Views(nn.Module):
+        def forward(self, x):
+            y = x * 2
+            return _VIEWS[name](y), y * 3
+
+    x = torch.randn(3, 4, requires_grad=True)
+    view, other = shorthaul.module(Views(), fallback="error")(x)
+    expected, _ = Views()(x)
+    torch.testing.assert_close(view, expected, rtol=0, atol=0)
+    assert view.stride() == expected.stride()
+    (gradient,) = torch.autograd.grad((view * view).sum() + other.sum(), x)
+    (wanted,) = torch.autograd.grad((expected * expected).sum() + 6 * x.sum(), x)
+    torch.testing.assert_close(gradient, wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import pytest
@@ -94,3 +95,43 @@ def test_a_class_of_tensors_is_said(by_name):
         shorthaul.module(Loop())(*args, **kwargs)
     with pytest.raises(shorthaul.CaptureError, match="an argument is of `Labelled`"):
         shorthaul.module(Loop(), fallback="error")(*args, **kwargs)
+
+
+class Centered(nn.Module):
+    """A running mean that gets other memory in each step, as in losses of self-distillation."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("center", torch.zeros(4))
+
+    @torch.no_grad()
+    def update(self, y):
+        self.center.data = 0.9 * self.center + 0.1 * y.mean(0)
+
+    def forward(self, x):
+        y = self.layer(x)
+        scores = (y - self.center).softmax(-1)
+        self.update(y)
+        return scores
+
+
+def test_python_runs_an_assignment_to_data_and_nothing_else():
+    eager = Centered()
+    model, x = shorthaul.module(copy.deepcopy(eager)), torch.randn(3, 4)
+    with pytest.warns(shorthaul.FallbackWarning) as said:
+        model(x), eager(x)
+    assert [str(w.message).endswith("(assignment to `.data`)") for w in said] == [True]
+    for _ in range(2):
+        with torch.profiler.profile() as profile:
+            found = model(x)
+        names = {event.name for event in profile.events()}
+        assert any(name.startswith("shorthaul forward") for name in names)
+        assert not names & {"aten::addmm", "aten::_softmax", "aten::mean"}
+        expected = eager(x)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(model.center, eager.center)
+        for one, scores in ((model, found), (eager, expected)):
+            one.zero_grad()
+            (scores * scores).sum().backward()
+        torch.testing.assert_close(model.layer.weight.grad, eager.layer.weight.grad)

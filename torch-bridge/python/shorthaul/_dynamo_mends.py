@@ -22,6 +22,7 @@ from torch._dynamo.variables import (
     ConstantVariable,
     TensorVariable,
     builder,
+    builtin,
     higher_order_ops,
     misc,
     nn_module,
@@ -54,6 +55,7 @@ def apply(is_ours: Callable[[object], bool]) -> None:
         _log_once,
         _leave_breaks_to_warnings,
         _break_at_padding,
+        _break_at_other_memory,
         _trace_covariances,
     )
     if VERSION < (2, 14):
@@ -412,6 +414,25 @@ def _leaves_out_padding(local: dict[str, VariableTracker]) -> bool:
     has_mask = isinstance(local["mask"].realize(), TensorVariable)
     trains = torch.is_grad_enabled() and any(weight.requires_grad for weight in weights)
     return not (has_mask or trains or torch.is_autocast_enabled("cpu"))
+
+
+def _break_at_other_memory(is_ours) -> None:
+    """``x.data = y`` gives a tensor other memory: a graph that does this has no parts."""
+    if hasattr(builtin, "SetAttrBuiltinVariable"):
+        variable, name = builtin.SetAttrBuiltinVariable, "_call_setattr"
+    else:  # Before PyTorch 2.15, one class traces all functions of Python.
+        variable, name = builtin.BuiltinVariable, "call_setattr"
+    original = vars(variable)[name]
+
+    @functools.wraps(original)
+    def call_setattr(self, tx, obj, name_var, val):
+        if isinstance(obj, TensorVariable) and name_var.is_python_constant():
+            is_data = name_var.as_python_constant() == "data"
+            if is_data and _is_capturing(is_ours, tx) and not tx.one_graph:
+                _stop("assignment to `.data`", "it gives a tensor other memory")
+        return original(self, tx, obj, name_var, val)
+
+    setattr(variable, name, call_setattr)
 
 
 def _covariance(x, *, correction=1, fweights=None, aweights=None):

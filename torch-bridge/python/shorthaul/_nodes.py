@@ -32,9 +32,10 @@ DTYPES = frozenset(
 
 #: Functions and methods whose result is a view of their first operand, if it shares its storage.
 _VIEWS = frozenset(
-    "T H mT mH alias broadcast_to chunk contiguous detach diagonal dsplit expand expand_as flatten "
-    "float double half bfloat16 to type type_as "
-    "getitem hsplit matrix_H moveaxis movedim narrow permute real ravel reshape select slice "
+    "T H mT mH adjoint alias atleast_1d atleast_2d atleast_3d broadcast_to chunk contiguous detach "
+    "diagonal dsplit expand expand_as flatten float double half bfloat16 to type type_as "
+    "getitem hsplit linalg_diagonal matrix_H moveaxis movedim narrow numpy_T permute real ravel "
+    "reshape reshape_as select slice "
     "split split_with_sizes squeeze swapaxes swapdims t tensor_split transpose unbind unflatten "
     "unfold unsqueeze view view_as vsplit".split()
 )
@@ -135,15 +136,20 @@ def storage_of(node: fx.Node) -> int | None:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether a node gives a view of its first operand, and nothing writes it in between."""
+    """Whether a node gives views of its first operand, and nothing writes it in between.
+
+    Of all operands, if it is a ``meshgrid``.
+    """
     name = name_of(node)
-    if name not in _VIEWS and name != "getattr":
+    if name not in _VIEWS and name not in ("getattr", "meshgrid"):
         return False
     results = list(tensors_of(value_of(node)))
-    operand = node.args[0] if node.args else None
-    if not results or not isinstance(operand, fx.Node):
+    operands = node.all_input_nodes if name == "meshgrid" else node.args[:1]
+    if not results or not all(isinstance(operand, fx.Node) for operand in operands):
         return False
-    sources = {t.untyped_storage()._cdata for t in tensors_of(value_of(operand))}
+    sources = {
+        t.untyped_storage()._cdata for operand in operands for t in tensors_of(value_of(operand))
+    }
     return all(t.untyped_storage()._cdata in sources for t in results)
 
 

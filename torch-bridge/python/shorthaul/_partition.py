@@ -43,8 +43,8 @@ from ._sizes import expression
 
 #: Methods that change what a tensor is, not only its elements: the graph is PyTorch's then.
 METADATA_WRITES = frozenset(
-    "as_strided_ detach_ rename_ requires_grad_ resize_ resize_as_ set_ squeeze_ swapaxes_ "
-    "swapdims_ t_ transpose_ unsqueeze_ set_data".split()
+    "as_strided_ detach_ rename_ requires_grad_ resize_ resize_as_ set_ set_data "
+    "shallow_copy_data_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split()
 )
 
 #: Methods that are about autograd or Python, not about elements.
@@ -503,7 +503,7 @@ def step_outside(node: fx.Node, exposed: _Exposed) -> str:
         # The tracer keeps the object of what is passed through; a new tensor may look the same.
         if is_in_place(node) or value_of(operand) is value:
             return "same"
-    raise NotSplit({node.name: "its result shares memory with another value"})
+    raise NotSplit({node.name: f"the result of `{name_of(node)}` shares memory with another value"})
 
 
 def emit(split: Split, graph_module: fx.GraphModule, runs: Mapping[str, Any]) -> fx.GraphModule:
