@@ -247,6 +247,10 @@ def test_shifts_and_masks_of_bits():
     x = torch.tensor([-9, -1, 0, 1, 6, 1 << 40])
     for function in (lambda x: x << 3, lambda x: x >> 2, lambda x: x & 7):
         assert torch.equal(compiled(lambda x, f=function: f(x), x), function(x))
+    for own in (x, torch.arange(256, dtype=torch.uint8), torch.tensor([-(2**31), -5, 2**31 - 1])):
+        for function in (lambda x: x ^ 1, lambda x: x | 7, lambda x: x ^ 127, lambda x: x & 255):
+            found, expected = compiled(lambda x, f=function: f(x), own), function(own)
+            assert torch.equal(found, expected) and found.dtype == expected.dtype
 
 
 OUT_OF_RANGE = {

@@ -84,7 +84,21 @@ def bitwise_and_scalar(x, other):
     """With a number of ones alone, which leaves the rest of a division."""
     if x.dtype == torch.bool or other < 0 or (other & (other + 1)):
         return NotImplemented
+    most = torch.iinfo(x.dtype).max
+    if other >= most:  # The type has no `other + 1`.
+        return x.clone() if other == most and x.dtype == torch.uint8 else NotImplemented
     return x.remainder(other + 1)
+
+
+def bitwise_or_scalar(x, other):
+    """Both numbers without what they have in common."""
+    common = bitwise_and_scalar(x, other)
+    return NotImplemented if common is NotImplemented else x - common + other
+
+
+def bitwise_xor_scalar(x, other):
+    common = bitwise_and_scalar(x, other)
+    return NotImplemented if common is NotImplemented else (x - common) + (other - common)
 
 
 def _shift(is_left: bool):
@@ -499,6 +513,8 @@ RULES = {
     aten.round.decimals: round_decimals,
     aten.rrelu_with_noise_functional.default: rrelu,
     aten.bitwise_and.Scalar: bitwise_and_scalar,
+    aten.bitwise_or.Scalar: bitwise_or_scalar,
+    aten.bitwise_xor.Scalar: bitwise_xor_scalar,
     aten.__lshift__.Scalar: _shift(True),
     aten.__rshift__.Scalar: _shift(False),
     aten.bitwise_left_shift.Tensor_Scalar: _shift(True),
