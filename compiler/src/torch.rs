@@ -14,13 +14,16 @@ use kernels::templates::Templates;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+/// Steps by target and the inputs whose gradient is wanted.
+type Steps = BTreeMap<(Target, Vec<usize>), Arc<Step>>;
+
 /// A captured graph, imported and ready to be made a step.
 #[derive(Debug)]
 pub struct Captured {
     imported: Imported,
-    /// The steps that were asked for, by target and the inputs whose gradient is wanted. They have no sizes yet, so
+    /// The steps that were asked for. They have no sizes yet, so
     /// programs of several sizes share them.
-    steps: Mutex<BTreeMap<(Target, Vec<usize>), Arc<Step>>>,
+    steps: Mutex<Steps>,
     /// What programs of a step compute again; see [`Captured::recompute_so`].
     recomputations: Mutex<BTreeMap<Vec<usize>, Recomputation>>,
 }
