@@ -345,7 +345,7 @@ mod tests {
             let text = form(pass, true).text("k");
             let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
             let is_open =
-                |w: &&str| w.len() > 2 && w.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+                |w: &&str| w.len() > 3 && w.chars().all(|c| c.is_ascii_uppercase() || c == '_');
             let open: Vec<&str> = words.filter(is_open).collect();
             assert!(open.is_empty(), "{open:?}");
             assert!(text.contains("void k(void *const *buf"));

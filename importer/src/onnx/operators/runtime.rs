@@ -145,8 +145,9 @@ fn embed(cx: &mut NodeCx) -> Values {
     let y = normalized(cx, total, [Some(scale), Some(shift)], (epsilon, true))?[0];
     let mask = match cx.optional(7)? {
         Some(mask) if cx.wants(1) => {
-            let mask = cx.cast(mask, DType::I32)?;
-            cx.reduce(mask, "sum", &[1], false)?
+            // A sum of 32 bits has 64.
+            let counted = cx.reduce(mask, "sum", &[1], false)?;
+            cx.cast(counted, DType::I32)?
         }
         _ => {
             let batch = cx.shape(ids)[0].clone();
