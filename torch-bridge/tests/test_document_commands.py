@@ -49,7 +49,6 @@ NOT_RUN = {
     "python examples/": "torch-bridge/tests/test_examples.py runs every script with fewer steps",
     "python bench/second_derivatives.py": "measures networks of real size",
     "python bench/custom_functions.py": "measures networks of real size",
-    "python bench/long_sequences.py": "measures networks of real size",
     "python bench/small_models.py": "measures networks of real size",
     "python bench/recurrent.py": "measures networks of real size",
     "python bench/onnx/compare.py": "needs other optimizers, and runs for an hour",
