@@ -31,9 +31,9 @@ pub struct ChosenAttention {
     pub choice: Choice,
 }
 
-/// Order of results in memory, outermost first: that of PyTorch's operators, in which rows of all heads
-/// are one row of the layer.
-const RESULT_ORDER: [i64; 4] = [0, 2, 1, 3];
+/// Order of results in memory, outermost first, here and in our own kernels: that of PyTorch's operators, in which
+/// rows of all heads are one row of the layer.
+pub(crate) const RESULT_ORDER: [i64; 4] = [0, 2, 1, 3];
 
 /// Replaces each attention that an operator of PyTorch's is to compute, forward and, if gradients with respect
 /// to the inputs at positions `wrt` are wanted, backward. Nothing is chosen where there is no table and no

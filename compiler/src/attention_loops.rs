@@ -4,6 +4,7 @@
 //! captured with. Its gradient then computes the scores again, which costs one more product of seven; the scores are
 //! not written, not read, and not kept for the backward pass. Never says how the kernel looks (`kernels`).
 
+use crate::attention::RESULT_ORDER;
 use graph::{Attr, Bindings, Builder, ContainerId, DType, Graph, Library, NodeKind};
 use std::collections::BTreeSet;
 
@@ -11,8 +12,6 @@ use std::collections::BTreeSet;
 const SCORES: i64 = 512 * 512;
 /// The same, where half of the scores are left out.
 const CAUSAL_SCORES: i64 = 256 * 256;
-/// Order of results in memory, outermost first: rows of all heads are one row of the layer.
-const RESULT_ORDER: [i64; 4] = [0, 2, 1, 3];
 
 /// Replaces each attention that is large enough; `wrt` are the positions of the inputs whose gradients are wanted.
 pub(crate) fn replace(graph: &mut Graph, hints: &Bindings, wrt: &[usize]) {
