@@ -42,7 +42,7 @@ fn has_trained_mask(library: &Library, trained: &BTreeSet<ContainerId>) -> bool 
     mask.is_some_and(|id| trained.contains(&id))
 }
 
-/// Whether the node is an attention in f32 without dropout, with many scores.
+/// Whether the node is an attention in f32 with many scores.
 fn is_large(graph: &Graph, library: &Library, hints: &Bindings) -> bool {
     if library.op != "attention" {
         return false;
@@ -54,13 +54,12 @@ fn is_large(graph: &Graph, library: &Library, hints: &Bindings) -> bool {
         let sizes: Vec<i64> = bound.collect::<Option<_>>()?;
         (container.dtype == DType::F32 && sizes.iter().all(|n| *n > 0)).then_some(sizes)
     };
-    let drops = matches!(library.attrs.get("dropout"), Some(Attr::Float(p)) if *p > 0.0);
     let (Some(q), Some(v)) = (sizes(0), sizes(2)) else {
         return false;
     };
     let mask = operand(3).map(|id| graph.container(id).dtype);
     let takes_mask = mask.is_none_or(|dtype| matches!(dtype, DType::F32 | DType::Bool));
-    if drops || !takes_mask || q.len() != RESULT_ORDER.len() {
+    if !takes_mask || q.len() != RESULT_ORDER.len() {
         return false;
     }
     let scores = q[2].saturating_mul(v[2]);
@@ -79,12 +78,12 @@ fn append(builder: &mut Builder, library: &Library, with_gradients: bool) {
         builder.transient(&format!("{}_lse", q.name), q.dtype, rows)
     });
     let mut attrs = library.attrs.clone();
-    attrs.retain(|name, _| name == "scale" || name == "causal");
+    attrs.retain(|name, _| matches!(name.as_str(), "scale" | "causal" | "dropout" | "id"));
     attrs.insert("order".into(), Attr::Ints(RESULT_ORDER.to_vec()));
     builder.library(Library {
         op: "attention_with_lse".into(),
         attrs,
-        inputs: library.inputs.iter().copied().take(4).collect(),
+        inputs: library.inputs.clone(),
         outputs: vec![library.outputs[0], lse],
     });
 }
@@ -121,6 +120,8 @@ mod tests {
         assert_eq!(operators(512, "f32", ", %m)", &[0]), ["attention_with_lse"]);
         let causal = ") {causal=true}";
         assert_eq!(operators(256, "f32", causal, &[]), ["attention_with_lse"]);
+        let dropout = ", -, %s) {dropout=0.5, id=3}";
+        assert_eq!(operators(512, "f32", dropout, &[0]), ["attention_with_lse"]);
     }
 
     #[test]
@@ -130,8 +131,6 @@ mod tests {
         let causal = ") {causal=true}";
         assert_eq!(operators(255, "f32", causal, &[0]), kept, "few are seen");
         assert_eq!(operators(512, "f64", ")", &[0]), kept, "its type");
-        let dropout = ", -, %s) {dropout=0.5}";
-        assert_eq!(operators(512, "f32", dropout, &[0]), kept, "dropout");
         assert_eq!(operators(512, "f32", ", %m)", &[3]), kept, "trained mask");
     }
 }

@@ -35,6 +35,33 @@ pub fn uniform(key: u64, n: u64) -> f32 {
     (words[(n % 4) as usize] >> 8) as f32 * (1.0 / 16_777_216.0)
 }
 
+/// Which elements a dropout keeps, and what it multiplies them with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Dropout {
+    /// An element is kept whose uniform number is at least this; a multiple of 2⁻²⁴, so that it is exact in f32.
+    pub threshold: f64,
+    /// Factor of the kept elements; 0 where none is kept.
+    pub scale: f64,
+    /// What is added to the seed of a step, so that places of a model have keys of their own.
+    pub offset: i64,
+}
+
+impl Dropout {
+    /// The dropout with a probability in `[0, 1]`, at the place `id` in `[0, 2³⁰)`.
+    pub fn new(probability: f64, id: i64) -> Dropout {
+        const RESOLUTION: f64 = 1.0 / 16_777_216.0;
+        Dropout {
+            threshold: (probability / RESOLUTION).ceil() * RESOLUTION,
+            scale: match probability < 1.0 {
+                true => 1.0 / (1.0 - probability),
+                false => 0.0,
+            },
+            // Seeds of steps count up: they do not meet.
+            offset: id << 32,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::philox4x32;

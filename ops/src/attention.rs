@@ -8,7 +8,7 @@ use crate::index_space::for_each_index;
 use crate::op::{Call, Op, OpBuilder, OpError, Sample, TensorType, attrs};
 use crate::reference::{broadcast_offset, constant_shape, ravel, required};
 use crate::shape_rules::{broadcast, display};
-use graph::{Attr, Binary, Builder, DType, Expr, Library, SymExpr, Tensor};
+use graph::{Attr, Binary, Builder, ContainerId, DType, Expr, Library, SymExpr, Tensor};
 
 /// `attention` (q `[…, L, D]`, k `[…, M, D]`, v `[…, M, E]`, mask?, seed?) → `[…, L, E]`.
 ///
@@ -114,6 +114,54 @@ impl AttentionShapes {
         Ok(attrs([("p", Attr::Float(self.dropout)), ("id", id)]))
     }
 
+    /// Dropout of numbers in the shape of the scores, row-major; without one, the numbers.
+    pub(crate) fn dropped(
+        &self,
+        call: &Call,
+        inputs: &[Option<&Tensor>],
+        shape: &[usize],
+        x: Vec<f64>,
+    ) -> Result<Vec<f64>, OpError> {
+        if self.dropout <= 0.0 {
+            return Ok(x);
+        }
+        let (x, seed) = (
+            Tensor::from_f64(self.y.dtype, shape, x),
+            required(call, inputs, 4)?,
+        );
+        let library = Library {
+            op: "dropout".into(),
+            attrs: self.dropout_attrs(call)?,
+            inputs: vec![None; 2],
+            outputs: vec![],
+        };
+        let drop = Call {
+            library: &library,
+            inputs: vec![
+                Some(crate::meaning::type_of(&x)),
+                Some(crate::meaning::type_of(seed)),
+            ],
+        };
+        let dropped = crate::random::Dropout.evaluate(&drop, &[Some(&x), Some(seed)])?;
+        Ok(dropped[0].to_f64())
+    }
+
+    /// Appends the dropout of a container in the shape of the scores, if there is one.
+    pub(crate) fn append_dropout(
+        &self,
+        call: &Call,
+        builder: &mut Builder,
+        x: ContainerId,
+        seed: Option<ContainerId>,
+    ) -> Result<ContainerId, OpError> {
+        match seed {
+            Some(seed) if self.dropout > 0.0 => {
+                builder.op1("dropout", &[x, seed], self.dropout_attrs(call)?)
+            }
+            _ => Ok(x),
+        }
+    }
+
     /// The scores scaled and masked, row-major, and their shape.
     pub(crate) fn masked_scores(
         &self,
@@ -198,27 +246,12 @@ impl Op for Attention {
     fn evaluate(&self, call: &Call, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, OpError> {
         let plan = AttentionShapes::new(call)?;
         let (p, shape) = plan.probabilities(call, inputs)?;
-        let mut p = Tensor::from_f64(plan.y.dtype, &shape, p);
-        if plan.dropout > 0.0 {
-            let seed = required(call, inputs, 4)?;
-            let library = Library {
-                op: "dropout".into(),
-                attrs: plan.dropout_attrs(call)?,
-                inputs: vec![None; 2],
-                outputs: vec![],
-            };
-            let types = [&p, seed].map(|t| Some(crate::meaning::type_of(t)));
-            let drop = Call {
-                library: &library,
-                inputs: types.to_vec(),
-            };
-            p = crate::random::Dropout
-                .evaluate(&drop, &[Some(&p), Some(seed)])?
-                .remove(0);
-        }
+        // Probabilities are numbers of y's type.
+        let p = Tensor::from_f64(plan.y.dtype, &shape, p).to_f64();
+        let p = plan.dropped(call, inputs, &shape, p)?;
         let v = required(call, inputs, 2)?;
         let out = constant_shape(call, &plan.y.shape)?;
-        let y = weighted(&p.to_f64(), &v.to_f64(), &shape, out[out.len() - 1]);
+        let y = weighted(&p, &v.to_f64(), &shape, out[out.len() - 1]);
         Ok(vec![Tensor::from_f64(plan.y.dtype, &out, y)])
     }
 
@@ -243,14 +276,8 @@ impl Op for Attention {
             ("axis", Attr::Int(-1)),
             ("safe", Attr::Bool(mask.is_some())),
         ]);
-        let mut p = builder.op1("softmax", &[scores], list)?;
-        if plan.dropout > 0.0 {
-            p = builder.op1(
-                "dropout",
-                &[p, call.input_id(4)?],
-                plan.dropout_attrs(call)?,
-            )?;
-        }
+        let p = builder.op1("softmax", &[scores], list)?;
+        let p = plan.append_dropout(call, builder, p, call.optional_id(4))?;
         builder.library(Library {
             op: "einsum".into(),
             attrs: attrs([("equation", plan.equation("lm", "me", "le"))]),

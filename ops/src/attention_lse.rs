@@ -5,33 +5,46 @@
 //! `dk = scale·dsᵀ·q` (FlashAttention, arXiv 2205.14135, section 3 and appendix B; PyTorch's
 //! `_scaled_dot_product_flash_attention` and its backward). Neither scores nor probabilities pass from
 //! the forward to the backward pass.
+//!
+//! With dropout, `d` is what an element is multiplied with, 0 or 1/(1 − probability): `y = (p·d)·v`,
+//! `dv = (p·d)ᵀ·dy`, `ds = p·(d·(dy·vᵀ) − δ)`. `d` is computed again from the seed, and δ is as before, since
+//! `Σ_m p_lm·d_lm·(dy·vᵀ)_lm = Σ_e dy_le·y_le`.
 
 use crate::attention::{AttentionShapes, weighted};
 use crate::op::{Call, Gradient, GradientCall, Op, OpBuilder, OpError, Sample, TensorType, attrs};
 use crate::reference::{constant_shape, required};
 use graph::{Attr, Attrs, Binary, Builder, ContainerId, DType, Expr, Library, SymExpr, Tensor};
 
-/// `attention_with_lse` (q `[…, L, D]`, k `[…, M, D]`, v `[…, M, E]`, mask?) → y `[…, L, E]`, lse `[…, L]`
+/// `attention_with_lse` (q `[…, L, D]`, k `[…, M, D]`, v `[…, M, E]`, mask?, seed?) → y `[…, L, E]`, lse `[…, L]`
 /// in f32 (f64 of f64).
 ///
-/// Attributes `scale` and `causal` as `attention`, which see. A row that sees nothing gives zeros, and its lse is -∞.
-/// There is no dropout, and no gradient of the mask except by expansion.
+/// Attributes as `attention`, which see. A row that sees nothing gives zeros, and its lse is -∞. lse knows nothing of
+/// dropout. The mask has no gradient except by expansion.
 #[derive(Debug)]
 pub struct AttentionWithLse;
 
-/// `attention_gradient` (dy, q, k, v, mask?, y, lse) → dq, dk, dv; attributes as `attention_with_lse`.
+/// `attention_gradient` (dy, q, k, v, mask?, y, lse, seed?) → dq, dk, dv; attributes as `attention_with_lse`.
 #[derive(Debug)]
 pub struct AttentionGradient;
 
-/// Position of `y` among the inputs of the gradient; lse follows.
+/// Position of `y` among the inputs of the gradient; lse and the seed follow.
 const Y: usize = 5;
+/// Position of the seed among the inputs of the gradient.
+const SEED: usize = Y + 2;
 
-/// The call of the forward operator that a gradient's inputs from q on are.
+/// Inputs of the forward operator, from those of its gradient: q, k, v, the mask and the seed.
+fn forward_inputs<T: Clone>(inputs: &[Option<T>]) -> Vec<Option<T>> {
+    let mut forward = inputs[1..Y].to_vec();
+    forward.push(inputs.get(SEED).cloned().flatten());
+    forward
+}
+
+/// The call of the forward operator that a gradient belongs to.
 fn forward_call<'a>(call: &Call<'a>) -> Result<Call<'a>, OpError> {
     call.input(Y + 1)?;
     Ok(Call {
         library: call.library,
-        inputs: call.inputs[1..Y].to_vec(),
+        inputs: forward_inputs(&call.inputs),
     })
 }
 
@@ -122,15 +135,13 @@ impl Op for AttentionWithLse {
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, OpError> {
         let plan = AttentionShapes::new(call)?;
-        if call.float_or("dropout", 0.0)? > 0.0 {
-            return Err(call.unsupported("dropout"));
-        }
         Ok(vec![plan.y.clone(), lse_type(&plan)])
     }
 
     fn evaluate(&self, call: &Call, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, OpError> {
         let types = self.infer(call)?;
-        let (mut p, shape) = AttentionShapes::new(call)?.masked_scores(call, inputs)?;
+        let plan = AttentionShapes::new(call)?;
+        let (mut p, shape) = plan.masked_scores(call, inputs)?;
         let mut lse = Vec::new();
         for row in p.chunks_mut(shape[shape.len() - 1].max(1)) {
             let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -144,6 +155,7 @@ impl Op for AttentionWithLse {
         }
         let out = constant_shape(call, &types[0].shape)?;
         let v = required(call, inputs, 2)?.to_f64();
+        let p = plan.dropped(call, inputs, &shape, p)?;
         let y = weighted(&p, &v, &shape, out[out.len() - 1]);
         Ok(vec![
             Tensor::from_f64(types[0].dtype, &out, y),
@@ -168,6 +180,7 @@ impl Op for AttentionWithLse {
         };
         if let Some(y) = call.output_id(0) {
             let p = append_probabilities(&plan, builder, (scores, lse))?;
+            let p = plan.append_dropout(call, builder, p, call.optional_id(4))?;
             let equation = attrs([("equation", plan.equation("lm", "me", "le"))]);
             append_into(builder, "einsum", equation, &[p, v], y);
         }
@@ -187,6 +200,7 @@ impl Op for AttentionWithLse {
         let mut inputs = vec![Some(dy)];
         inputs.extend((0..4).map(|n| g.call.optional_id(n)));
         inputs.extend([Some(g.output(0)?), Some(g.output(1)?)]);
+        inputs.extend(g.call.optional_id(4).map(Some));
         let wanted = [0, 1, 2].map(|n| g.wants(n));
         let attrs = g.call.library.attrs.clone();
         let mut parts = builder.op_for("attention_gradient", &inputs, attrs, &wanted)?;
@@ -203,11 +217,14 @@ impl Op for AttentionWithLse {
         seen[5..10].fill(0.0);
         seen[12] = 0.0;
         let nothing = Tensor::from_f64(DType::Bool, &[3, 5], seen);
+        let drop = attrs([("dropout", Attr::Float(0.3)), ("id", Attr::Int(2))]);
+        let seed = Tensor::from_i64(DType::I64, &[], vec![7]);
         vec![
             Sample::new("plain", &qkv, attrs([])),
             Sample::new("causal", &qkv, causal.clone()),
             Sample::new("no leading dimension", &[&[3, 2], &[3, 2], &[3, 2]], causal),
             Sample::new("added mask", &qkv, attrs([])).value(3, bias),
+            Sample::new("dropout", &qkv, drop).value(4, seed),
             // The difference of two infinite lse is no number.
             Sample::new("a row that sees nothing", &qkv, attrs([]))
                 .value(3, nothing)
@@ -227,6 +244,7 @@ impl AttentionGradient {
         let (dy, v, y) = (call.input_id(0)?, call.input_id(3)?, call.input_id(Y)?);
         let equation = attrs([("equation", plan.equation("le", "me", "lm"))]);
         let dp = builder.op1("einsum", &[dy, v], equation)?;
+        let dp = plan.append_dropout(call, builder, dp, call.optional_id(SEED))?;
         let products = typed(Expr::In(0).mul(Expr::In(1)), lse_type(plan).dtype);
         let products = builder.op1("elementwise", &[dy, y], products)?;
         let list = attrs([
@@ -263,7 +281,8 @@ impl Op for AttentionGradient {
             forward_call(call)?,
             AttentionShapes::new(&forward_call(call)?)?,
         );
-        let (mut p, shape) = plan.masked_scores(&forward, &inputs[1..Y])?;
+        let forward_inputs = forward_inputs(inputs);
+        let (mut p, shape) = plan.masked_scores(&forward, &forward_inputs)?;
         let at = |n: usize| required(call, inputs, n).map(|t| (t.to_f64(), t.shape.clone()));
         let ((dy, wide), (y, _), (lse, _)) = (at(0)?, at(Y)?, at(Y + 1)?);
         let ((q, narrow), (k, _), (v, _)) = (at(1)?, at(2)?, at(3)?);
@@ -276,6 +295,8 @@ impl Op for AttentionGradient {
         // v has a row for each column of the scores: dy·vᵀ is dy by the columns of vᵀ.
         let values = [&shape[..shape.len() - 2], &[columns, width]].concat();
         let dp = weighted(&dy, &transposed(&v, &values).0, &wide, columns);
+        let drop = |x| plan.dropped(&forward, &forward_inputs, &shape, x);
+        let dp = drop(dp)?;
         let mut ds = p.clone();
         for (l, row) in ds.chunks_mut(columns.max(1)).enumerate() {
             let own = l * width..(l + 1) * width;
@@ -284,7 +305,7 @@ impl Op for AttentionGradient {
                 *s *= (dp[l * columns + m] - delta) * scale;
             }
         }
-        let (pt, turned) = transposed(&p, &shape);
+        let (pt, turned) = transposed(&drop(p)?, &shape);
         let dst = transposed(&ds, &shape).0;
         let results = [
             weighted(&ds, &k, &shape, depth),
@@ -315,6 +336,7 @@ impl Op for AttentionGradient {
             append_into(builder, "einsum", equation, &[a, b], out);
         };
         if let Some(dv) = call.output_id(2) {
+            let p = plan.append_dropout(call, builder, p, call.optional_id(SEED))?;
             into(builder, ["lm", "le", "me"], p, dy, dv);
         }
         if call.output_id(0).is_some() || call.output_id(1).is_some() {
@@ -337,10 +359,13 @@ impl Op for AttentionGradient {
         let bias: Vec<f64> = (0..10).map(|i| f64::from(i) * 0.2 - 1.0).collect();
         let bias = Tensor::from_f64(DType::F32, &[2, 1, 1, 5], bias);
         let sample = |name: &str, attrs| Sample::new(name, &all, attrs).not_differentiable();
+        let drop = attrs([("dropout", Attr::Float(0.3)), ("id", Attr::Int(2))]);
+        let seed = Tensor::from_i64(DType::I64, &[], vec![7]);
         vec![
             sample("plain", attrs([])).without(4),
             sample("causal", causal).without(4),
             sample("added mask", attrs([])).value(4, bias),
+            sample("dropout", drop).without(4).value(SEED, seed),
         ]
     }
 }

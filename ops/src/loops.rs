@@ -44,7 +44,7 @@ fn is_loop(graph: &Graph, library: &Library) -> bool {
         "recurrence" | "recurrence_gradient" => types.all(is_float),
         // The compiler writes these where their loop is to be taken.
         "attention_with_lse" | "attention_gradient" => {
-            types.all(|dtype| matches!(dtype, DType::F32 | DType::Bool))
+            types.all(|dtype| matches!(dtype, DType::F32 | DType::Bool | DType::I64))
         }
         "cumsum" | "topk" => types.all(is_number) && has_long_axis(graph, library),
         _ => false,

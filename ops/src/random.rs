@@ -6,12 +6,6 @@ use crate::reference::{constant_shape, required};
 use crate::shape_rules::display;
 use graph::{Attr, Builder, DType, Expr, Memlet, Scalar, SymExpr, Tensor, philox};
 
-/// Ids are this far apart in the key, so that steps' seeds, which count up, do not meet them.
-const ID_STRIDE: i64 = 1 << 32;
-
-/// Uniform numbers are multiples of this.
-const RESOLUTION: f64 = 1.0 / 16_777_216.0;
-
 /// `dropout`: `out[i] = x[i] / (1 − p)` where `u(seed, id, i) ≥ p`, else 0.
 ///
 /// Inputs x, seed (scalar i64 in `[0, 2⁶²)`); attributes `p: Float` in `[0, 1]`, `id: Int` in `[0, 2³⁰)`
@@ -22,15 +16,7 @@ const RESOLUTION: f64 = 1.0 / 16_777_216.0;
 #[derive(Debug)]
 pub struct Dropout;
 
-struct Rule {
-    /// Kept from here on; a multiple of the resolution, so that it is exact in single precision.
-    threshold: f64,
-    scale: f64,
-    offset: i64,
-    mask: bool,
-}
-
-fn rule(call: &Call) -> Result<Rule, OpError> {
+fn rule(call: &Call) -> Result<philox::Dropout, OpError> {
     let (p, id) = (call.float("p")?, call.int_or("id", 0)?);
     if !(0.0..=1.0).contains(&p) {
         return Err(call.shape_error(format!("probability {p} is outside [0, 1]")));
@@ -46,13 +32,7 @@ fn rule(call: &Call) -> Result<Rule, OpError> {
             display(&seed.shape)
         )));
     }
-    Ok(Rule {
-        threshold: (p / RESOLUTION).ceil() * RESOLUTION,
-        // With p = 1 nothing is kept and the scale is never used.
-        scale: if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 },
-        offset: id * ID_STRIDE,
-        mask: call.bool_or("mask", false)?,
-    })
+    Ok(philox::Dropout::new(p, id))
 }
 
 impl Op for Dropout {
@@ -66,7 +46,8 @@ impl Op for Dropout {
             return Err(call.unsupported(format!("{}; convert it to a float first", x.dtype)));
         }
         let mut types = vec![x.clone()];
-        if rule(call)?.mask {
+        rule(call)?;
+        if call.bool_or("mask", false)? {
             types.push(TensorType::new(DType::Bool, x.shape.clone()));
         }
         Ok(types)
@@ -85,10 +66,9 @@ impl Op for Dropout {
                 mask.set(at, Scalar::Bool(true));
             }
         }
-        Ok(if rule.mask {
-            vec![out, mask]
-        } else {
-            vec![out]
+        Ok(match call.bool_or("mask", false)? {
+            true => vec![out, mask],
+            false => vec![out],
         })
     }
 

@@ -44,8 +44,8 @@
 //! | `adaptive_average_pool` | x | `output: Ints` |
 //! | `adaptive_max_pool` → y, index | x | `output: Ints` |
 //! | `attention` | q, k, v, mask?, seed? | `scale: Float`?, `causal: Bool`?, `dropout: Float`?, `id: Int`? |
-//! | `attention_with_lse` → y, lse | q, k, v, mask? | `scale`?, `causal`? |
-//! | `attention_gradient` → dq, dk, dv | dy, q, k, v, mask?, y, lse | as `attention_with_lse` |
+//! | `attention_with_lse` → y, lse | q, k, v, mask?, seed? | `scale`?, `causal`?, `dropout`?, `id`? |
+//! | `attention_gradient` → dq, dk, dv | dy, q, k, v, mask?, y, lse, seed? | as `attention_with_lse` |
 //! | `recurrence` → states…, kept? | x, w, b?, first states… | a cell: `gates: Int`, `states: Ints`, `value0: Expr`, …; `reverse: Bool`? |
 //! | `recurrence_gradient` → dx, dq, dstates… | w, first states…, states…, kept?, dstates?… | `states`, `n_values: Int`, `x0: Expr`, …, `q0`, …, `before0`, …; `reverse: Bool`? |
 //! | `binary_cross_entropy` | x, target | |

@@ -190,3 +190,41 @@ def test_second_derivatives():
         own = twice(shorthaul.module(model), tensors)
     for a, b in zip(own, exact, strict=True):
         assert relative_error(a, b) < 1e-4
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_dropout_is_the_same_in_both_passes(causal, masked):
+    """The last values are the unit matrix, so the last columns of the result are the kept probabilities."""
+    probability, width = 0.3, 24
+    model = shorthaul.module(Attention(is_causal=causal and not masked, dropout_p=probability))
+    tensors, dy = operands(2, 1, 600, 520, 40, width + 520)
+    with torch.no_grad():
+        tensors[2][..., width:] = torch.eye(520)
+    sees = torch.ones(600, 520, dtype=torch.bool)
+    if causal:
+        sees = sees.tril()
+    if masked:
+        sees[:, 100:130] = False
+    own = passes(model, tensors, dy, *([sees] if masked else []))
+    kept = own[0].detach()[..., width:] != 0
+    drawn = kept[sees.expand(kept.shape)].double().mean().item()
+    assert abs(drawn - (1 - probability)) < 0.005
+
+    def composed(q, k, v):
+        scores = (q @ k.mT) / q.shape[-1] ** 0.5
+        p = scores.masked_fill(~sees, -torch.inf).softmax(-1)
+        return p * (kept / (1 - probability)).to(p.dtype) @ v
+
+    eager = passes(composed, tensors, dy)
+    exact = passes(composed, [t.detach().double().requires_grad_() for t in tensors], dy.double())
+    for name, a, b, c in zip(("y", "dq", "dk", "dv"), own, eager, exact, strict=True):
+        assert_close(name, a, b, c)
+    again = passes(model, tensors, dy, *([sees] if masked else []))
+    assert not torch.equal(own[0], again[0])
+
+
+def test_scores_are_not_stored_with_dropout():
+    model = Attention(dropout_p=0.1)
+    tensors, _ = operands(1, 1, 640, 640, 16, 16)
+    assert not stores_scores(model, *tensors)

@@ -6,6 +6,8 @@ void NAME(void *const *buf, void *scratch, long tid, long nt) {
   float *restrict const qs = dvs + BLOCK * tall, *restrict const dys = qs + STRIP * wide;
   float *restrict const s = dys + STRIP * tall, *restrict const ds = s + STRIP * BLOCK;
   float *restrict const delta = ds + STRIP * BLOCK, *restrict const dqs = delta + n_rows;
+  float *restrict const numbers = dqs + n_rows * wide;
+SEED_LINE
   for (long head = HEADS * tid / nt; head < HEADS * (tid + 1) / nt; ++head) {
     const float *restrict const dy = (const float *)buf[0] + DY_AT, *restrict const q = (const float *)buf[1] + Q_AT;
     const float *restrict const k = (const float *)buf[2] + K_AT, *restrict const v = (const float *)buf[3] + V_AT;
@@ -47,10 +49,12 @@ MASK_HERE
           /* A row that sees nothing has no terms. */
           const float norm = lse[i0 + i] == -__builtin_inff() ? __builtin_inff() : lse[i0 + i], mean = delta[i0 + i];
 MASK_LINE
+UNIFORM_LINE
 #pragma omp simd
           for (long j = low; j < c; ++j) {
             p[j] = sh_exp(p[j] * SCALEMASKED - norm);
-            own[j] = p[j] * (own[j] - mean) * SCALE;
+            own[j] = p[j] * (OWN_DROPPED - mean) * SCALE;
+            p[j] = P_DROPPED;
           }
           for (long j = c < low ? low : c; j < high; ++j) p[j] = own[j] = 0.0f;
         }

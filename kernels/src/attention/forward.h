@@ -3,6 +3,8 @@ void NAME(void *const *buf, void *scratch, long tid, long nt) {
   float *restrict const keys = (float *)scratch, *restrict const values = keys + depth * BLOCK;
   float *restrict const s = values + BLOCK * tall, *restrict const o = s + STRIP * BLOCK;
   float *restrict const top = o + CHUNK * tall, *restrict const sum = top + CHUNK;
+  float *restrict const numbers = sum + CHUNK;
+SEED_LINE
   for (long unit = UNITS * tid / nt; unit < UNITS * (tid + 1) / nt; ++unit) {
     const long head = unit / CHUNKS, first = unit % CHUNKS * CHUNK;
     const long n = n_rows - first < CHUNK ? n_rows - first : CHUNK;
@@ -32,6 +34,7 @@ MASK_HERE
           const float before = top[i0 + i];
           float most = before, total = 0.0f;
 MASK_LINE
+UNIFORM_LINE
 #pragma omp simd reduction(max : most)
           for (long j = low; j < c; ++j) {
             own[j] = own[j] * SCALEMASKED;
@@ -43,6 +46,7 @@ MASK_LINE
           for (long j = low; j < c; ++j) {
             own[j] = sh_exp(own[j] - base);
             total += own[j];
+            own[j] = OWN_DROPPED;
           }
           for (long j = c < low ? low : c; j < high; ++j) own[j] = 0.0f;
           const float factor = before == most ? 1.0f : sh_exp(before - base);

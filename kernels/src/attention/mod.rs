@@ -7,11 +7,13 @@
 //! logarithm of the sums (FlashAttention, arXiv 2205.14135). Saves the scores: written and read a few times in each
 //! pass, and kept between the passes. With `causal`, blocks that no row sees are left out, which halves the products; the
 //! same where a mask hides the first or last keys of a block from all rows of a strip, unless numbers are not finite.
+//! Dropout's uniform numbers are made for a row of a block at a time, the same ones in both passes.
 //!
 //! Formulas: `ops::attention_lse`. No two threads add to the same element and the order of all sums is fixed, so
 //! results do not depend on the number of threads. Never decides which nodes stay whole.
 
 use crate::emit::scalar::c_type;
+use graph::philox::Dropout;
 use graph::{DType, View};
 use std::fmt::Write;
 
@@ -31,6 +33,8 @@ pub(crate) struct Attention {
     pub(crate) views: Vec<View>,
     /// What a mask has, if there is one: numbers to add, or whether a row sees a key.
     pub(crate) mask: Option<DType>,
+    /// What is done to the probabilities, if anything; the operands then have a seed.
+    pub(crate) dropout: Option<Dropout>,
     /// Which pass.
     pub(crate) pass: Pass,
     /// Factor of the scores.
@@ -54,8 +58,10 @@ impl Pass {
     /// Names of the buffers in the text: inputs of the node, then its results.
     pub(crate) fn operands(self) -> &'static [&'static str] {
         match self {
-            Pass::Forward => &["Q", "K", "V", "MASK", "Y", "LSE"],
-            Pass::Backward => &["DY", "Q", "K", "V", "MASK", "Y", "LSE", "DQ", "DK", "DV"],
+            Pass::Forward => &["Q", "K", "V", "MASK", "SEED", "Y", "LSE"],
+            Pass::Backward => &[
+                "DY", "Q", "K", "V", "MASK", "Y", "LSE", "SEED", "DQ", "DK", "DV",
+            ],
         }
     }
 
@@ -72,8 +78,12 @@ impl Attention {
     /// The operands that there are, in the order of a launch.
     fn operands(&self) -> Vec<&'static str> {
         let all = self.pass.operands().iter().copied();
-        all.filter(|name| *name != "MASK" || self.mask.is_some())
-            .collect()
+        let is_there = |name: &&str| match *name {
+            "MASK" => self.mask.is_some(),
+            "SEED" => self.dropout.is_some(),
+            _ => true,
+        };
+        all.filter(is_there).collect()
     }
 
     fn position(&self, name: &str) -> usize {
@@ -137,7 +147,8 @@ impl Attention {
 
     /// Scalar operations between the products.
     pub(crate) fn softmax_operations(&self) -> u64 {
-        4 * self.scores() as u64
+        let each = 4 + 4 * u64::from(self.dropout.is_some());
+        each * self.scores() as u64
     }
 
     /// Elements of the scores that are computed.
@@ -156,8 +167,9 @@ impl Attention {
                 block + STRIP * (wide + tall) + 2 * STRIP * BLOCK + rows + rows * wide
             }
         };
-        // A product reads and writes whole vectors.
-        (4 * floats + 2 * self.vector_bytes) as usize
+        // A product reads and writes whole vectors; random numbers are made by the vector.
+        let uniform = i64::from(self.dropout.is_some()) * (BLOCK + 8);
+        (4 * (floats + uniform) + 2 * self.vector_bytes) as usize
     }
 
     /// The place of a head in a buffer.
@@ -211,6 +223,30 @@ impl Attention {
         ]
     }
 
+    /// What reads the seed, and what makes the numbers of a row (`first` + i).
+    fn seed_words(&self, first: &str) -> [String; 2] {
+        let Some(Dropout { offset, .. }) = self.dropout else {
+            return Default::default();
+        };
+        let ([rows, columns, ..], n) = (self.sizes(), self.position("SEED"));
+        let row = format!("(head * {rows} + {first} + i) * {columns} + j0 + low");
+        [
+            format!("  const unsigned long key = *(const long *)buf[{n}] + {offset}L;"),
+            format!(
+                "          const float *restrict const uniform =
+            sh_philox_fill(numbers, key, {row}, c > low ? c - low : 0) - low;"
+            ),
+        ]
+    }
+
+    /// Element j of a row of scores after dropout.
+    fn dropped(&self, row: &str) -> String {
+        let of = |Dropout { threshold, scale, .. }| {
+            format!("(uniform[j] >= {threshold:e}f ? {row}[j] * {scale:e}f : 0.0f)")
+        };
+        self.dropout.map_or(format!("{row}[j]"), of)
+    }
+
     /// The text of the kernel.
     pub(crate) fn text(&self, name: &str) -> String {
         let ([rows, columns, depth, width], heads) = (self.sizes(), self.heads());
@@ -221,10 +257,12 @@ impl Attention {
         };
         let number = |n: i64| n.to_string();
         let scale = format!("{:e}f", self.scale as f32);
-        let [mask, row_of_mask, added, seen] = self.mask_words(match self.pass {
+        let first = match self.pass {
             Pass::Forward => "first + i0",
             Pass::Backward => "i0",
-        });
+        };
+        let [mask, row_of_mask, added, seen] = self.mask_words(first);
+        let [seed, uniform] = self.seed_words(first);
         let mut words = vec![
             ("VECTOR_BYTES".to_string(), number(self.vector_bytes)),
             ("LANES".into(), number(self.lanes())),
@@ -249,13 +287,17 @@ impl Attention {
             ("MASK_LINE".into(), row_of_mask),
             ("SEEN_LINE".into(), seen),
             ("HAS_MASK".into(), number(i64::from(self.mask.is_some()))),
+            ("SEED_LINE".into(), seed),
+            ("UNIFORM_LINE".into(), uniform),
+            ("OWN_DROPPED".into(), self.dropped("own")),
+            ("P_DROPPED".into(), self.dropped("p")),
         ];
         for operand in self.operands() {
             words.push((
                 format!("{operand}_BUFFER"),
                 number(self.position(operand) as i64),
             ));
-            if operand != "MASK" {
+            if !["MASK", "SEED"].contains(&operand) {
                 words.push((format!("{operand}_AT"), self.place(operand)));
             }
             let view = self.view(operand);
@@ -332,6 +374,7 @@ mod tests {
         Attention {
             views,
             mask: None,
+            dropout: None,
             pass,
             scale: 0.5,
             causal,

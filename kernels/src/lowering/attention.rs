@@ -4,6 +4,7 @@ use super::{KernelCost, Lowering, PLACEHOLDER};
 use crate::attention::{Attention, Pass};
 use crate::lower::LowerError;
 use crate::plan::Buffer;
+use graph::philox::Dropout;
 use graph::{Attr, DType, Library, Node, Operand, View};
 
 impl Lowering<'_> {
@@ -18,11 +19,22 @@ impl Lowering<'_> {
             "attention_gradient" => Pass::Backward,
             _ => return Err(not_expanded()),
         };
+        let dropout = match library.attrs.get("dropout") {
+            Some(Attr::Float(probability)) if *probability > 0.0 => {
+                let id = match library.attrs.get("id") {
+                    Some(Attr::Int(id)) => *id,
+                    _ => 0,
+                };
+                Some(Dropout::new(*probability, id))
+            }
+            _ => None,
+        };
         let (mut views, mut args, mut mask) = (Vec::new(), Vec::new(), None);
         let n_results = pass.n_results();
         let n_inputs = pass.operands().len() - n_results;
         for (n, name) in pass.operands()[..n_inputs].iter().enumerate() {
             let id = match library.inputs.get(n).copied().flatten() {
+                _ if *name == "SEED" && dropout.is_none() => continue,
                 Some(id) => id,
                 None if *name == "MASK" => continue,
                 None => return Err(not_expanded()),
@@ -57,6 +69,7 @@ impl Lowering<'_> {
         let form = Attention {
             views,
             mask,
+            dropout,
             pass,
             scale,
             causal: library.attrs.get("causal") == Some(&Attr::Bool(true)),
