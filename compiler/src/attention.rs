@@ -166,6 +166,9 @@ fn described(
         return Err("PyTorch's operators take a mask or a causal one, not both".into());
     }
     let mask_columns = operand(3).and_then(|id| graph.container(id).shape.last());
+    if library.attrs.contains_key("fill") || library.attrs.contains_key("safe") {
+        return Err("PyTorch's operators give zeros for rows that see nothing".into());
+    }
     if mask_columns.is_some_and(|n| n.bind(hints).as_const() != Some(columns)) {
         return Err(format!(
             "PyTorch's operators take masks with a number for each of the {columns} columns"
@@ -219,7 +222,7 @@ fn replace(
         op: "attention_with_lse".into(),
         attrs,
         inputs,
-        outputs: vec![library.outputs[0], lse],
+        outputs: vec![library.outputs[0], lse, None],
     };
     replaced.compute_by(by.name());
     builder.library(replaced);

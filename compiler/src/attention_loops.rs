@@ -5,86 +5,129 @@
 //! not written, not read, and not kept for the backward pass. Never says how the kernel looks (`kernels`).
 
 use crate::attention::RESULT_ORDER;
-use graph::{Attr, Bindings, Builder, ContainerId, DType, Graph, Library, NodeKind};
-use std::collections::BTreeSet;
+use crate::attention_pattern;
+use graph::{Attr, Bindings, Builder, ContainerId, DType, Graph, Library, NodeKind, SymExpr};
+use ops::OpError;
 
 /// Fewest scores of a head for which this is faster, where every row sees all keys.
 const SCORES: i64 = 512 * 512;
-/// The same, where half of the scores are left out.
-const CAUSAL_SCORES: i64 = 256 * 256;
+/// The same, where half of the scores are left out, or where dropout would store or draw once more for each of them.
+const FEWER_SCORES: i64 = 256 * 256;
 
-/// Replaces each attention that is large enough; `wrt` are the positions of the inputs whose gradients are wanted.
-pub(crate) fn replace(graph: &mut Graph, hints: &Bindings, wrt: &[usize]) {
-    let Some(state) = graph.single_state() else {
-        return;
-    };
+/// What decides whether an attention is replaced.
+pub(crate) struct Candidate {
+    /// Queries, keys and values.
+    pub(crate) operands: [ContainerId; 3],
+    /// How many queries a head has.
+    pub(crate) rows: SymExpr,
+    /// How many keys a head has.
+    pub(crate) columns: SymExpr,
+    /// What hides keys.
+    pub(crate) mask: Option<ContainerId>,
+    /// Whether a row sees the keys up to its own only.
+    pub(crate) is_causal: bool,
+    /// Whether there is dropout.
+    pub(crate) drops: bool,
+}
+
+impl Candidate {
+    fn of(graph: &Graph, library: &Library) -> Option<Candidate> {
+        let operand = |n: usize| library.inputs.get(n).copied().flatten();
+        let operands = [operand(0)?, operand(1)?, operand(2)?];
+        let rows = |id: ContainerId| -> Option<SymExpr> {
+            graph.container(id).shape.iter().rev().nth(1).cloned()
+        };
+        let dropout = library.attrs.get("dropout");
+        Some(Candidate {
+            operands,
+            rows: rows(operands[0])?,
+            columns: rows(operands[2])?,
+            mask: operand(3),
+            is_causal: library.attrs.get("causal") == Some(&Attr::Bool(true)),
+            drops: matches!(dropout, Some(Attr::Float(p)) if *p > 0.0),
+        })
+    }
+}
+
+/// Replaces each attention that is large enough, whether it is one operator or several
+/// ([`attention_pattern`](crate::attention_pattern)); `wrt` are the positions of the inputs whose gradients are wanted.
+///
+/// # Errors
+/// An operator refuses its operands.
+pub(crate) fn replace(graph: &mut Graph, hints: &Bindings, wrt: &[usize]) -> Result<(), OpError> {
     let inputs: Vec<ContainerId> = wrt.iter().map(|n| graph.inputs[*n]).collect();
     let trained = autodiff::active(graph, &inputs);
+    let is_taken = |graph: &Graph, own: &Candidate| {
+        // Gradients of a mask are the scores' own, so these are stored anyway.
+        let trains_mask = own.mask.is_some_and(|id| trained.contains(&id));
+        !trains_mask && is_large(graph, own, hints)
+    };
+    attention_pattern::recognize(graph, &is_taken)?;
+    let Some(state) = graph.single_state() else {
+        return Ok(());
+    };
     let mut nodes = Vec::new();
     for node in state.nodes.clone() {
-        match &node.kind {
-            NodeKind::Library(library)
-                if is_large(graph, library, hints) && !has_trained_mask(library, &trained) =>
-            {
+        let attention = match &node.kind {
+            NodeKind::Library(library) if library.op == "attention" => Some(library),
+            _ => None,
+        };
+        let own = attention.and_then(|library| Candidate::of(graph, library));
+        match attention.filter(|_| own.is_some_and(|own| is_taken(graph, &own))) {
+            Some(library) => {
                 let mut builder = Builder::new(graph, node.origin.clone(), node.stage);
                 append(&mut builder, library, !wrt.is_empty());
                 nodes.append(&mut builder.nodes);
             }
-            _ => nodes.push(node),
+            None => nodes.push(node),
         }
     }
     graph.last_state().nodes = nodes;
+    Ok(())
 }
 
-/// Whether gradients of the mask are wanted: they are the scores' own, so these are stored anyway.
-fn has_trained_mask(library: &Library, trained: &BTreeSet<ContainerId>) -> bool {
-    let mask = library.inputs.get(3).copied().flatten();
-    mask.is_some_and(|id| trained.contains(&id))
-}
-
-/// Whether the node is an attention in f32 with many scores.
-fn is_large(graph: &Graph, library: &Library, hints: &Bindings) -> bool {
-    if library.op != "attention" {
-        return false;
-    }
-    let operand = |n: usize| library.inputs.get(n).copied().flatten();
-    let sizes = |n: usize| -> Option<Vec<i64>> {
-        let container = graph.container(operand(n)?);
-        let bound = container.shape.iter().map(|s| s.bind(hints).as_const());
-        let sizes: Vec<i64> = bound.collect::<Option<_>>()?;
-        (container.dtype == DType::F32 && sizes.iter().all(|n| *n > 0)).then_some(sizes)
-    };
-    let (Some(q), Some(v)) = (sizes(0), sizes(2)) else {
-        return false;
-    };
-    let mask = operand(3).map(|id| graph.container(id).dtype);
+/// Whether the attention is in f32 with many scores.
+fn is_large(graph: &Graph, own: &Candidate, hints: &Bindings) -> bool {
+    let size = |n: &SymExpr| n.bind(hints).as_const().filter(|n| *n > 0);
+    let is_known = own.operands.iter().all(|id| {
+        let container = graph.container(*id);
+        let sizes = &container.shape;
+        container.dtype == DType::F32
+            && [3, 4].contains(&sizes.len())
+            && sizes.iter().all(|n| size(n).is_some())
+    });
+    let mask = own.mask.map(|id| graph.container(id).dtype);
     let takes_mask = mask.is_none_or(|dtype| matches!(dtype, DType::F32 | DType::Bool));
-    if !takes_mask || q.len() != RESULT_ORDER.len() {
+    let (Some(rows), Some(columns)) = (size(&own.rows), size(&own.columns)) else {
         return false;
-    }
-    let scores = q[2].saturating_mul(v[2]);
-    match library.attrs.get("causal") == Some(&Attr::Bool(true)) {
-        true => scores >= CAUSAL_SCORES,
-        false => scores >= SCORES,
-    }
+    };
+    let least = match own.is_causal || own.drops {
+        true => FEWER_SCORES,
+        false => SCORES,
+    };
+    is_known && takes_mask && rows.saturating_mul(columns) >= least
 }
 
-/// Appends the node that keeps the logarithm of each row's sum, where gradients need it.
+/// Appends the node that keeps the logarithm of each row's sum and its rest, where gradients need them.
 fn append(builder: &mut Builder, library: &Library, with_gradients: bool) {
     let query: Option<ContainerId> = library.inputs[0];
     let query = query.map(|id| builder.graph.container(id).clone());
-    let lse = query.filter(|_| with_gradients).map(|q| {
+    let for_row = |builder: &mut Builder, name: &str| {
+        let q = query.as_ref().filter(|_| with_gradients)?;
         let rows = &q.shape[..q.shape.len() - 1];
-        builder.transient(&format!("{}_lse", q.name), q.dtype, rows)
-    });
+        Some(builder.transient(&format!("{}_{name}", q.name), q.dtype, rows))
+    };
+    let (lse, rest) = (for_row(builder, "lse"), for_row(builder, "rest"));
     let mut attrs = library.attrs.clone();
-    attrs.retain(|name, _| matches!(name.as_str(), "scale" | "causal" | "dropout" | "id"));
-    attrs.insert("order".into(), Attr::Ints(RESULT_ORDER.to_vec()));
+    let rank = library.inputs[0].map(|id| builder.graph.container(id).shape.len());
+    if rank == Some(RESULT_ORDER.len()) {
+        attrs.insert("order".into(), Attr::Ints(RESULT_ORDER.to_vec()));
+    }
     builder.library(Library {
         op: "attention_with_lse".into(),
         attrs,
         inputs: library.inputs.clone(),
-        outputs: vec![library.outputs[0], lse],
+        outputs: vec![library.outputs[0], lse, rest],
     });
 }
 
@@ -105,7 +148,7 @@ mod tests {
         );
         let node = format!("%y = attention(%q, %k, %v{rest}");
         let mut graph = text_graph(&containers, &node, "%y");
-        replace(&mut graph, &Bindings::new(), wrt);
+        replace(&mut graph, &Bindings::new(), wrt).expect("its operands fit");
         let nodes = &graph.single_state().expect("a state").nodes;
         let names = nodes.iter().map(|node| match &node.kind {
             NodeKind::Library(library) => library.op.clone(),
@@ -121,7 +164,7 @@ mod tests {
         let causal = ") {causal=true}";
         assert_eq!(operators(256, "f32", causal, &[]), ["attention_with_lse"]);
         let dropout = ", -, %s) {dropout=0.5, id=3}";
-        assert_eq!(operators(512, "f32", dropout, &[0]), ["attention_with_lse"]);
+        assert_eq!(operators(256, "f32", dropout, &[0]), ["attention_with_lse"]);
     }
 
     #[test]
@@ -130,6 +173,12 @@ mod tests {
         assert_eq!(operators(511, "f32", ")", &[0]), kept, "few scores");
         let causal = ") {causal=true}";
         assert_eq!(operators(255, "f32", causal, &[0]), kept, "few are seen");
+        let dropout = ", -, %s) {dropout=0.5}";
+        assert_eq!(
+            operators(255, "f32", dropout, &[0]),
+            kept,
+            "few, with dropout"
+        );
         assert_eq!(operators(512, "f64", ")", &[0]), kept, "its type");
         assert_eq!(operators(512, "f32", ", %m)", &[3]), kept, "trained mask");
     }

@@ -2,6 +2,7 @@
 
 pub mod attention;
 mod attention_loops;
+mod attention_pattern;
 mod boundary;
 pub mod bounds;
 pub mod budget;

@@ -65,7 +65,7 @@ impl Captured {
         }
         let mut graph = self.graph().clone();
         if target == Target::Cpu {
-            attention_loops::replace(&mut graph, self.hints(), wrt);
+            attention_loops::replace(&mut graph, self.hints(), wrt)?;
         }
         let step = Arc::new(match wrt {
             [] => Step::forward(&graph)?,

@@ -14,7 +14,8 @@ use graph::{Attr, Binary, Builder, ContainerId, DType, Expr, Library, SymExpr, T
 ///
 /// Leading dimensions are equal. The mask broadcasts to `[…, L, M]`: bool (true takes part) or added to
 /// the scores. Attributes `scale` (1/√D), `causal` (row l sees columns up to l), `dropout`
-/// (probability, 0; needs seed), `id` of the dropout. A row that sees nothing gives zeros.
+/// (probability, 0; needs seed), `id` of the dropout, `fill` (a score that a bool mask hides is this number, not one
+/// to which −∞ is added), `safe` (true): a row that sees nothing gives zeros, else NaN.
 #[derive(Debug)]
 pub struct Attention;
 
@@ -30,6 +31,8 @@ pub(crate) struct AttentionShapes {
     pub(crate) scale: Expr,
     causal: bool,
     dropout: f64,
+    fill: Option<f64>,
+    safe: bool,
 }
 
 impl AttentionShapes {
@@ -81,6 +84,11 @@ impl AttentionShapes {
             scale,
             causal: call.bool_or("causal", false)?,
             dropout,
+            fill: match call.library.attrs.contains_key("fill") {
+                true => Some(call.float("fill")?),
+                false => None,
+            },
+            safe: call.bool_or("safe", true)?,
         })
     }
 
@@ -94,11 +102,14 @@ impl AttentionShapes {
     pub(crate) fn masked(&self, mask: Option<DType>) -> Expr {
         let scaled = Expr::In(0).mul(self.scale.clone());
         let never = || Expr::float(f64::NEG_INFINITY);
-        let mut value = match mask {
+        let mut value = match (mask, self.fill) {
+            (Some(DType::Bool), Some(fill)) => Expr::select(Expr::In(1), scaled, Expr::float(fill)),
             // Added as PyTorch does: NaN or +∞ in a masked key makes the row NaN.
-            Some(DType::Bool) => scaled.add(Expr::select(Expr::In(1), Expr::float(0.0), never())),
-            Some(_) => scaled.add(Expr::In(1)),
-            None => scaled,
+            (Some(DType::Bool), None) => {
+                scaled.add(Expr::select(Expr::In(1), Expr::float(0.0), never()))
+            }
+            (Some(_), _) => scaled.add(Expr::In(1)),
+            (None, _) => scaled,
         };
         if self.causal {
             let dim = |d: usize| Expr::Index(SymExpr::symbol(format!("i{d}").as_str()));
@@ -107,6 +118,16 @@ impl AttentionShapes {
             value = Expr::select(sees, value, never());
         }
         value
+    }
+
+    /// Whether a row that sees nothing gives zeros instead of NaN.
+    pub(crate) fn is_safe(&self) -> bool {
+        self.safe
+    }
+
+    /// Whether a mask of this type takes the place of scores, so that these have no gradient there.
+    pub(crate) fn replaces_scores(&self, mask: Option<DType>) -> bool {
+        mask == Some(DType::Bool) && self.fill.is_some()
     }
 
     fn dropout_attrs(&self, call: &Call) -> Result<graph::Attrs, OpError> {
@@ -185,7 +206,10 @@ impl AttentionShapes {
             if let Some(mask) = mask {
                 let m = mask.at(broadcast_offset(&mask.shape, index));
                 score = match mask.dtype {
-                    DType::Bool if !m.as_bool() => score + f64::NEG_INFINITY,
+                    DType::Bool if !m.as_bool() => match self.fill {
+                        Some(fill) => fill,
+                        None => score + f64::NEG_INFINITY,
+                    },
                     DType::Bool => score,
                     _ => score + m.as_f64(),
                 };
@@ -207,7 +231,7 @@ impl AttentionShapes {
         let (mut p, shape) = self.masked_scores(call, inputs)?;
         for row in p.chunks_mut(shape[shape.len() - 1].max(1)) {
             let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            if max == f64::NEG_INFINITY {
+            if max == f64::NEG_INFINITY && self.safe {
                 row.fill(0.0);
                 continue;
             }
@@ -274,7 +298,7 @@ impl Op for Attention {
         // Only a mask can leave a row with nothing.
         let list = attrs([
             ("axis", Attr::Int(-1)),
-            ("safe", Attr::Bool(mask.is_some())),
+            ("safe", Attr::Bool(mask.is_some() && plan.safe)),
         ]);
         let p = builder.op1("softmax", &[scores], list)?;
         let p = plan.append_dropout(call, builder, p, call.optional_id(4))?;
@@ -301,13 +325,16 @@ impl Op for Attention {
         let never = Tensor::from_f64(DType::F32, &[2, 1, 1, 5], never);
         let bias: Vec<f64> = (0..10).map(|i| f64::from(i) * 0.2 - 1.0).collect();
         let bias = Tensor::from_f64(DType::F32, &[2, 1, 1, 5], bias);
+        let filled = |fill| attrs([("fill", Attr::Float(fill)), ("safe", Attr::Bool(false))]);
         let drop = attrs([("dropout", Attr::Float(0.3)), ("id", Attr::Int(2))]);
         let seed = Tensor::from_i64(DType::I64, &[], vec![7]);
         vec![
             Sample::new("plain", &qkv, attrs([])),
             Sample::new("causal", &qkv, causal.clone()),
             Sample::new("no leading dimension", &[&[3, 2], &[3, 2], &[3, 2]], causal),
-            Sample::new("truth mask", &qkv, attrs([])).value(3, mask),
+            Sample::new("truth mask", &qkv, attrs([])).value(3, mask.clone()),
+            Sample::new("hidden scores are -∞", &qkv, filled(f64::NEG_INFINITY)).value(3, mask),
+            Sample::new("hidden scores are a number", &qkv, filled(-2.5)).value(3, none.clone()),
             Sample::new("added mask", &qkv, attrs([])).value(3, bias),
             Sample::new("a row that sees nothing", &qkv, attrs([])).value(3, none),
             // The mask's own gradient is not a number where it is infinite.

@@ -43,9 +43,9 @@
 //! | `average_pool_gradient` | dy | as `average_pool`, `input_shape: Sizes` |
 //! | `adaptive_average_pool` | x | `output: Ints` |
 //! | `adaptive_max_pool` → y, index | x | `output: Ints` |
-//! | `attention` | q, k, v, mask?, seed? | `scale: Float`?, `causal: Bool`?, `dropout: Float`?, `id: Int`? |
-//! | `attention_with_lse` → y, lse | q, k, v, mask?, seed? | `scale`?, `causal`?, `dropout`?, `id`? |
-//! | `attention_gradient` → dq, dk, dv | dy, q, k, v, mask?, y, lse, seed? | as `attention_with_lse` |
+//! | `attention` | q, k, v, mask?, seed? | `scale: Float`?, `causal: Bool`?, `dropout: Float`?, `id: Int`?, `fill: Float`?, `safe: Bool`? |
+//! | `attention_with_lse` → y, lse, rest | q, k, v, mask?, seed? | as `attention` |
+//! | `attention_gradient` → dq, dk, dv | dy, q, k, v, mask?, y, lse, seed?, rest? | as `attention_with_lse` |
 //! | `recurrence` → states…, kept? | x, w, b?, first states… | a cell: `gates: Int`, `states: Ints`, `value0: Expr`, …; `reverse: Bool`? |
 //! | `recurrence_gradient` → dx, dq, dstates… | w, first states…, states…, kept?, dstates?… | `states`, `n_values: Int`, `x0: Expr`, …, `q0`, …, `before0`, …; `reverse: Bool`? |
 //! | `binary_cross_entropy` | x, target | |

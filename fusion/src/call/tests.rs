@@ -30,7 +30,7 @@ fn planned_by(by: &str, target: Target, case: &Case) -> (Graph, Graph, Vec<Strin
     );
     let nodes = format!(
         "{}
-         %y, - = attention_with_lse(%q, %k, %v) {{by=\"{by}\", order=[0, 2, 1, 3]}}
+         %y, -, - = attention_with_lse(%q, %k, %v) {{by=\"{by}\", order=[0, 2, 1, 3]}}
          map [b < 2, l < 3, h < 2, e < 8] {{ tasklet %z[b, l, h, e] = $0 from %y[b, h, l, e] }}",
         case.makes
     );

@@ -12,6 +12,7 @@ SEED_LINE
     const float *restrict const v = (const float *)buf[2] + V_AT;
 MASK_HERE
     float *restrict const y = (float *)buf[Y_BUFFER] + Y_AT, *restrict const lse = (float *)buf[LSE_BUFFER] + LSE_AT;
+    float *restrict const rest = (float *)buf[REST_BUFFER] + REST_AT;
     for (long i = 0; i < n; ++i) { top[i] = -__builtin_inff(); sum[i] = 0.0f; }
     for (long i = 0; i < n * tall; ++i) o[i] = 0.0f;
     const long seen = CAUSAL && first + n < n_columns ? first + n : n_columns;
@@ -37,7 +38,7 @@ MASK_LINE
 UNIFORM_LINE
 #pragma omp simd reduction(max : most)
           for (long j = low; j < c; ++j) {
-            own[j] = own[j] * SCALEMASKED;
+            own[j] = SCORE;
             most = own[j] > most ? own[j] : most;
           }
           /* A row that sees nothing so far: all its terms are 0. */
@@ -59,9 +60,12 @@ UNIFORM_LINE
       }
     }
     for (long i = 0; i < n; ++i) {
-      const float all = sum[i] == 0.0f ? 0.0f : 1.0f / sum[i];
+      const float all = sum[i] == 0.0f ? NOTHING : 1.0f / sum[i];
       for (long e = 0; e < width; ++e) y[(first + i) * Y_ROW + e] = o[i * tall + e] * all;
-      lse[first + i] = sum[i] == 0.0f ? -__builtin_inff() : top[i] + sh_log(sum[i]);
+      const float high = sum[i] == 0.0f ? -__builtin_inff() : top[i] + sh_log(sum[i]);
+      lse[first + i] = high;
+      /* Where the maximum is large, the sum is lost in its rounding. */
+      rest[first + i] = sum[i] == 0.0f ? 0.0f : (top[i] - high) + sh_log(sum[i]);
     }
   }
 }

@@ -4,7 +4,7 @@
 //! `[…, L, M]` are kept for the backward pass. After: a thread takes some rows of a head and a block of keys at a
 //! time; the scores of a strip of rows stay in the core's cache. The maximum and the sum of a row are carried from
 //! block to block (online softmax, arXiv 1805.02867), and the backward pass computes the scores again from the
-//! logarithm of the sums (FlashAttention, arXiv 2205.14135). Saves the scores: written and read a few times in each
+//! logarithm of the sums and what its rounding left (FlashAttention, arXiv 2205.14135). Saves the scores: written and read a few times in each
 //! pass, and kept between the passes. With `causal`, blocks that no row sees are left out, which halves the products; the
 //! same where a mask hides the first or last keys of a block from all rows of a strip, unless numbers are not finite.
 //! Dropout's uniform numbers are made for a row of a block at a time, the same ones in both passes.
@@ -39,6 +39,10 @@ pub(crate) struct Attention {
     pub(crate) pass: Pass,
     /// Factor of the scores.
     pub(crate) scale: f64,
+    /// What a score is that a mask of bool hides; without one, −∞ is added to it.
+    pub(crate) fill: Option<f64>,
+    /// Whether a row that sees nothing gives zeros instead of NaN.
+    pub(crate) safe: bool,
     /// Whether row `l` sees keys up to `l` only.
     pub(crate) causal: bool,
     /// Bytes of a vector.
@@ -58,20 +62,15 @@ impl Pass {
     /// Names of the buffers in the text: inputs of the node, then its results.
     pub(crate) fn operands(self) -> &'static [&'static str] {
         match self {
-            Pass::Forward => &["Q", "K", "V", "MASK", "SEED", "Y", "LSE"],
+            Pass::Forward => &["Q", "K", "V", "MASK", "SEED", "Y", "LSE", "REST"],
             Pass::Backward => &[
-                "DY", "Q", "K", "V", "MASK", "Y", "LSE", "SEED", "DQ", "DK", "DV",
+                "DY", "Q", "K", "V", "MASK", "Y", "LSE", "SEED", "REST", "DQ", "DK", "DV",
             ],
         }
     }
 
     /// How many of the operands are results.
-    pub(crate) fn n_results(self) -> usize {
-        match self {
-            Pass::Forward => 2,
-            Pass::Backward => 3,
-        }
-    }
+    pub(crate) const RESULTS: usize = 3;
 }
 
 impl Attention {
@@ -178,7 +177,7 @@ impl Attention {
         let mut text = view.offset.to_string();
         // A mask may have fewer dimensions, and one element where the scores have several.
         let n = match name {
-            "LSE" => view.sizes.len() - 1,
+            "LSE" | "REST" => view.sizes.len() - 1,
             _ => view.sizes.len().saturating_sub(2),
         };
         let own = view.sizes[..n].iter().zip(&view.strides).rev();
@@ -192,35 +191,55 @@ impl Attention {
         text
     }
 
-    /// Where the mask of a head begins, where that of a row (`first` + i) does, what is added to a score, and which
-    /// columns of a block any row of a strip sees.
-    fn mask_words(&self, first: &str) -> [String; 4] {
+    /// Distance of two rows and of two columns of the mask; 0 where all have the same.
+    fn mask_strides(&self) -> [i64; 2] {
+        let view = self.view("MASK");
+        [2, 1].map(|d| match view.sizes.len().checked_sub(d) {
+            Some(d) if view.sizes[d] > 1 => view.strides[d],
+            _ => 0,
+        })
+    }
+
+    /// Where the mask of a head begins, where that of a row (`first` + i) does, and which columns of a block any row of
+    /// a strip sees.
+    fn mask_words(&self, first: &str) -> [String; 3] {
         let Some(dtype) = self.mask else {
             return Default::default();
         };
-        let view = self.view("MASK");
-        let rank = view.sizes.len();
-        let stride = |d: usize| match rank.checked_sub(d) {
-            Some(d) if view.sizes[d] > 1 => view.strides[d],
-            _ => 0,
-        };
-        let (row, column) = (stride(2), stride(1));
-        let (real, n) = (c_type(dtype), self.position("MASK"));
-        let place = self.place("MASK");
-        let value = format!("mask_row[j * {column}]");
+        let ([row, column], n) = (self.mask_strides(), self.position("MASK"));
+        let (real, place) = (c_type(dtype), self.place("MASK"));
+        let hides = self.fill.is_none_or(|fill| fill == f64::NEG_INFINITY);
+        let seen = format!(
+            "if (odd == 0.0f) NAME_seen(mask + ({first}) * {row} + j0 * {column}, {row}, {column}, rows, &low, &high);"
+        );
         [
             format!("    const {real} *restrict const mask = (const {real} *)buf[{n}] + {place};"),
             format!(
                 "          const {real} *restrict const mask_row = mask + ({first} + i) * {row} + j0 * {column};"
             ),
-            match dtype {
-                DType::Bool => format!(" + ({value} ? 0.0f : -__builtin_inff())"),
-                _ => format!(" + {value}"),
-            },
-            format!(
-                "if (odd == 0.0f) NAME_seen(mask + ({first}) * {row} + j0 * {column}, {row}, {column}, rows, &low, &high);"
-            ),
+            if hides { seen } else { String::new() },
         ]
+    }
+
+    /// The score of row `name` with key j, from their product, and `gradient` of that product's, which there is only
+    /// where the score is the product's.
+    fn masked(&self, name: &str, gradient: String) -> [String; 2] {
+        let score = format!("{name}[j] * {:e}f", self.scale as f32);
+        let Some(dtype) = self.mask else {
+            return [score, gradient];
+        };
+        let value = format!("mask_row[j * {}]", self.mask_strides()[1]);
+        match (dtype, self.fill) {
+            (DType::Bool, None) => [
+                format!("{score} + ({value} ? 0.0f : -__builtin_inff())"),
+                gradient,
+            ],
+            (DType::Bool, Some(fill)) => [
+                format!("({value} ? {score} : {})", number(fill as f32)),
+                format!("({value} ? {gradient} : 0.0f)"),
+            ],
+            _ => [format!("{score} + {value}"), gradient],
+        }
     }
 
     /// What reads the seed, and what makes the numbers of a row (`first` + i).
@@ -241,7 +260,9 @@ impl Attention {
 
     /// Element j of a row of scores after dropout.
     fn dropped(&self, row: &str) -> String {
-        let of = |Dropout { threshold, scale, .. }| {
+        let of = |Dropout {
+                      threshold, scale, ..
+                  }| {
             format!("(uniform[j] >= {threshold:e}f ? {row}[j] * {scale:e}f : 0.0f)")
         };
         self.dropout.map_or(format!("{row}[j]"), of)
@@ -256,12 +277,22 @@ impl Attention {
             _ => (6, 2),
         };
         let number = |n: i64| n.to_string();
-        let scale = format!("{:e}f", self.scale as f32);
         let first = match self.pass {
             Pass::Forward => "first + i0",
             Pass::Backward => "i0",
         };
-        let [mask, row_of_mask, added, seen] = self.mask_words(first);
+        let [mask, row_of_mask, seen] = self.mask_words(first);
+        let gradient = format!(
+            "p[j] * ({} - mean) * {:e}f",
+            self.dropped("own"),
+            self.scale as f32
+        );
+        let [score, _] = self.masked("own", String::new());
+        let [score_again, gradient] = self.masked("p", gradient);
+        let nothing = match self.safe {
+            true => "0.0f",
+            false => "__builtin_nanf(\"\")",
+        };
         let [seed, uniform] = self.seed_words(first);
         let mut words = vec![
             ("VECTOR_BYTES".to_string(), number(self.vector_bytes)),
@@ -281,8 +312,11 @@ impl Attention {
             ("CHUNKS".into(), number(chunks)),
             ("UNITS".into(), number(heads * chunks)),
             ("CAUSAL".into(), number(i64::from(self.causal))),
-            ("SCALE".into(), scale.clone()),
-            ("SCALEMASKED".into(), scale + &added),
+            ("SCORE".into(), score),
+            ("SCORE_AGAIN".into(), score_again),
+            ("GRADIENT".into(), gradient),
+            ("NOTHING".into(), nothing.into()),
+            ("SAFE".into(), number(i64::from(self.safe))),
             ("MASK_HERE".into(), mask),
             ("MASK_LINE".into(), row_of_mask),
             ("SEEN_LINE".into(), seen),
@@ -312,6 +346,15 @@ impl Attention {
         let seen = self.mask.map_or(String::new(), seen_text);
         let text = [include_str!("blocks.h"), &seen, pass].concat();
         filled(&text, &words).replace("NAME", name)
+    }
+}
+
+/// A number in C.
+fn number(x: f32) -> String {
+    match x {
+        f32::NEG_INFINITY => "-__builtin_inff()".into(),
+        f32::INFINITY => "__builtin_inff()".into(),
+        _ => format!("{x:e}f"),
     }
 }
 
@@ -367,7 +410,7 @@ mod tests {
             Pass::Backward => vec![&wide; 5],
         };
         let mut views: Vec<View> = views.into_iter().cloned().collect();
-        views.push(dense(&[2, 3, 700]));
+        views.extend([dense(&[2, 3, 700]), dense(&[2, 3, 700])]);
         if pass == Pass::Backward {
             views.extend([wide.clone(), wide.clone(), wide]);
         }
@@ -377,6 +420,8 @@ mod tests {
             dropout: None,
             pass,
             scale: 0.5,
+            fill: None,
+            safe: true,
             causal,
             vector_bytes: 64,
         }

@@ -30,7 +30,7 @@ impl Lowering<'_> {
             _ => None,
         };
         let (mut views, mut args, mut mask) = (Vec::new(), Vec::new(), None);
-        let n_results = pass.n_results();
+        let n_results = Pass::RESULTS;
         let n_inputs = pass.operands().len() - n_results;
         for (n, name) in pass.operands()[..n_inputs].iter().enumerate() {
             let id = match library.inputs.get(n).copied().flatten() {
@@ -72,6 +72,11 @@ impl Lowering<'_> {
             dropout,
             pass,
             scale,
+            fill: match library.attrs.get("fill") {
+                Some(Attr::Float(fill)) if mask == Some(DType::Bool) => Some(*fill),
+                _ => None,
+            },
+            safe: library.attrs.get("safe") != Some(&Attr::Bool(false)),
             causal: library.attrs.get("causal") == Some(&Attr::Bool(true)),
             vector_bytes: 4 * self.target.vector_width,
         };
