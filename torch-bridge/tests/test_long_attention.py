@@ -195,7 +195,7 @@ def test_second_derivatives():
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 def test_dropout_is_the_same_in_both_passes(causal, masked):
-    """The last values are the unit matrix, so the last columns of the result are the kept probabilities."""
+    """The last values are the unit matrix: the last results are the kept probabilities."""
     probability, width = 0.3, 24
     model = shorthaul.module(Attention(is_causal=causal and not masked, dropout_p=probability))
     tensors, dy = operands(2, 1, 600, 520, 40, width + 520)

@@ -127,7 +127,7 @@ def dropped(q, k, v, _):
 
 
 def test_dropout_behind_the_softmax():
-    """The last values are the unit matrix, so the last columns of the result are the kept probabilities."""
+    """The last values are the unit matrix: the last results are the kept probabilities."""
     tensors, dy = operands(1, 2, 300, 280, 16, 8 + 280)
     with torch.no_grad():
         tensors[2][..., 8:] = torch.eye(280)

@@ -22,8 +22,8 @@ What to try next:
 /// Prepares what is missing and runs the demo with `args`.
 pub fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
     python::require_c_compiler()?;
-    let venv = python::prepare(root)?;
-    python::build_package(root, &venv, Build::Release)?;
+    let venv = python::prepare_for_demo(root)?;
+    python::build_package(root, &venv, Build::Demo)?;
     let start = SystemTime::now();
     let done = run_shown(venv.module("shorthaul.demo").args(args))?;
     for picture in pictures_since(&root.join("out"), start) {

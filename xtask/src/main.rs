@@ -27,8 +27,10 @@ cargo xtask test --torch VERSION       test the Python package with another PyTo
 cargo xtask package                    build the Python package into .venv as the tests run it
 cargo xtask demo [ARGS...]             train on digits in PyTorch and in Shorthaul, side by side
 cargo xtask notebook [ARGS...]         open the guided tuning notebook in JupyterLab
-cargo xtask release [--from-index]     build the wheel and a static program into dist, and try them; also try
-                                       the wheel with the dependencies that pip gets from the package index
+cargo xtask release                    build the wheel and a static program into dist, and try them
+cargo xtask release --from-index [--torch VERSION]
+                                       also try the wheel with the dependencies that pip gets from the package
+                                       index, or with that PyTorch
 cargo xtask snapshots [ARGS...]        run the Rust tests and rewrite their snapshot files
 cargo xtask mutations [N | A..B]       run every command on N damaged ONNX files (default: 20000)
 cargo xtask extremes [N | A..B]        the same on N ONNX files with extreme attributes and sizes

@@ -17,6 +17,11 @@ const MIN_PYTHON: (u32, u32) = (3, 11);
 /// Names the file in the environment that holds the requirements it was made from.
 const STAMP: &str = "shorthaul-requirements.txt";
 
+/// What the demo and the examples need.
+const DEMO: &str = "requirements-demo.txt";
+/// What tests need besides.
+const ALL: &str = "requirements.txt";
+
 /// A virtual environment that has the pinned packages.
 pub struct Venv {
     root: PathBuf,
@@ -76,32 +81,50 @@ impl Venv {
 
 /// Makes the environment if there is none and installs the pinned packages if they changed.
 pub fn prepare(root: &Path) -> Result<Venv> {
-    let folder = match std::env::var_os("SHORTHAUL_VENV") {
+    let wanted = requirements(root, &[DEMO, ALL])?;
+    prepare_in(root, own_folder(root), &[&wanted], |venv| {
+        install_large(venv, &wanted)?;
+        install(venv, ALL)
+    })
+}
+
+/// Like [`prepare`], with the packages that the demo and the examples need; an environment with all of them will do.
+pub fn prepare_for_demo(root: &Path) -> Result<Venv> {
+    let (wanted, all) = (
+        requirements(root, &[DEMO])?,
+        requirements(root, &[DEMO, ALL])?,
+    );
+    prepare_in(root, own_folder(root), &[&wanted, &all], |venv| {
+        install_large(venv, &wanted)?;
+        install(venv, DEMO)
+    })
+}
+
+/// The environment's folder.
+fn own_folder(root: &Path) -> PathBuf {
+    match std::env::var_os("SHORTHAUL_VENV") {
         Some(folder) => root.join(folder),
         None => root.join(".venv"),
-    };
-    let wanted = requirements(root)?;
-    prepare_in(root, folder, &wanted, |venv| {
-        install_large(venv, &wanted)?;
-        install(venv, "requirements.txt")
-    })
+    }
 }
 
 /// Like [`prepare`], with another PyTorch, in an environment of its own.
 pub fn prepare_with_torch(root: &Path, version: &str) -> Result<Venv> {
     let folder = target_folder(root).join(format!("torch-{version}"));
-    let wanted = with_torch(&requirements(root)?, version);
-    prepare_in(root, folder, &wanted, |venv| {
+    let wanted = with_torch(&requirements(root, &[DEMO, ALL])?, version);
+    prepare_in(root, folder, &[&wanted], |venv| {
         let list = venv.folder.join("requirements.txt");
         fs::write(&list, &wanted).with_context(|| format!("cannot write {}", list.display()))?;
         run_explained(pip_install(venv).arg("-r").arg(&list))
     })
 }
 
+/// The environment in `folder`, as it is where it was made from one of the `accepted` requirements; else with those of
+/// the first.
 fn prepare_in(
     root: &Path,
     folder: PathBuf,
-    wanted: &str,
+    accepted: &[&str],
     install: impl Fn(&Venv) -> Result<()>,
 ) -> Result<Venv> {
     let venv = Venv {
@@ -114,7 +137,8 @@ fn prepare_in(
     let usable = ["bin/python", "bin/pip"]
         .iter()
         .all(|file| venv.folder.join(file).exists());
-    if usable && fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
+    let is_made = |installed: String| accepted.contains(&installed.as_str());
+    if usable && fs::read_to_string(&stamp).is_ok_and(is_made) {
         return Ok(venv);
     }
     if !usable {
@@ -124,14 +148,15 @@ fn prepare_in(
         "Installing the pinned Python packages (the first time: about 3 GB to download, 6 GB on disk) ..."
     );
     install(&venv)?;
-    fs::write(&stamp, wanted).with_context(|| format!("cannot write {}", stamp.display()))?;
+    fs::write(&stamp, accepted[0]).with_context(|| format!("cannot write {}", stamp.display()))?;
     Ok(venv)
 }
 
 /// The pinned packages with another PyTorch, which chooses the versions of what belongs to it.
 fn with_torch(pinned: &str, version: &str) -> String {
-    const OF_PYTORCH: [&str; 6] = [
+    const OF_PYTORCH: [&str; 7] = [
         "-c ",
+        "-r ",
         "torch",
         "triton==",
         "nvidia-",
@@ -196,6 +221,8 @@ pub fn install(venv: &Venv, requirements: &str) -> Result<()> {
 pub enum Build {
     /// As it is shipped.
     Release,
+    /// To try it: in less time, with the profile `demo` of Cargo.toml.
+    Demo,
     /// As the Rust tests are: in a third of the time, and with more checks.
     Tested,
 }
@@ -205,6 +232,7 @@ impl Build {
     pub fn options(self) -> &'static [&'static str] {
         match self {
             Build::Release => &["--release"],
+            Build::Demo => &["--profile", "demo"],
             Build::Tested => &[],
         }
     }
@@ -251,9 +279,9 @@ pub fn require_c_compiler() -> Result<()> {
 }
 
 /// The pinned packages as text: what an environment is remembered by.
-fn requirements(root: &Path) -> Result<String> {
+fn requirements(root: &Path, files: &[&str]) -> Result<String> {
     let mut text = String::new();
-    for name in ["requirements.txt", "constraints.txt"] {
+    for name in files.iter().chain(&["constraints.txt"]) {
         let path = root.join(name);
         text.push_str(
             &fs::read_to_string(&path)
@@ -389,7 +417,7 @@ mod tests {
 
     #[test]
     fn another_pytorch_chooses_its_own_libraries() {
-        let pinned = "-c constraints.txt\ntorch==2.15.0\ntorchvision==0.29.2\nnumpy==2.4.6\ntorchmetrics==1.9.0\n\
+        let pinned = "-c constraints.txt\n-r requirements-demo.txt\ntorch==2.15.0\ntorchvision==0.29.2\nnumpy==2.4.6\ntorchmetrics==1.9.0\n\
                       nvidia-cublas==13.4.1.3\ntriton==3.9.0\nsetuptools==84.2.1\n";
         assert_eq!(
             with_torch(pinned, "2.12.1"),

@@ -10,12 +10,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 /// Builds both, tries them out and says where they are. With `--from-index`, the wheel is also installed as its users
-/// do: with its dependencies.
+/// do: with its dependencies, perhaps with a version of PyTorch that `--torch` names.
 pub fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
-    let from_index = match args {
-        [] => false,
-        [option] if option == "--from-index" => true,
-        _ => bail!("`cargo xtask release` takes no argument but --from-index"),
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let (from_index, torch) = match args.as_slice() {
+        [] => (false, None),
+        ["--from-index"] => (true, None),
+        ["--from-index", "--torch", version] => (true, Some(*version)),
+        _ => bail!("`cargo xtask release` takes no arguments but `--from-index [--torch VERSION]`"),
     };
     python::require_c_compiler()?;
     let venv = python::prepare(root)?;
@@ -24,7 +26,7 @@ pub fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
     let wheel = build_wheel(&venv, Build::Release, &dist)?;
     try_wheel(&venv, &wheel)?;
     if from_index {
-        try_from_index(root, &venv, &wheel)?;
+        try_from_index(root, &venv, &wheel, torch)?;
     }
     let program = build_program(root, &dist)?;
     let sizes = [fs::metadata(&wheel)?.len(), fs::metadata(&program)?.len()];
@@ -116,7 +118,7 @@ pub fn try_wheel(venv: &Venv, wheel: &Path) -> Result<()> {
 ///
 /// # Errors
 /// A package index that cannot be reached, dependencies that do not fit together, or a wheel that misses a part.
-fn try_from_index(root: &Path, venv: &Venv, wheel: &Path) -> Result<()> {
+fn try_from_index(root: &Path, venv: &Venv, wheel: &Path, torch: Option<&str>) -> Result<()> {
     println!("Installing the wheel and PyTorch into an empty environment (about 6 GB on disk) ...");
     // Where temporary files are kept, there may be less room.
     within(&target_folder(root), "index", |folder| {
@@ -125,6 +127,7 @@ fn try_from_index(root: &Path, venv: &Venv, wheel: &Path) -> Result<()> {
         let mut pip = Command::new(&python);
         pip.args(["-m", "pip", "install", "--disable-pip-version-check"]);
         pip.args(["--no-input", "--no-cache-dir", "--quiet"]);
+        pip.args(torch.map(|version| format!("torch=={version}")));
         run_explained(pip.arg(wheel))?;
         succeed(Command::new(&python).args(["-m", "pip", "check"]))?;
         train(&python, folder)

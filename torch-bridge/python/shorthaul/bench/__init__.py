@@ -36,8 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     The exit code is 1 if Shorthaul fails or ``--check`` finds a difference, 2 for options that
     cannot be followed, 130 if Ctrl-C stopped the run: what was measured by then is written. If a
-    peer fails, a network does not fit into memory or its library is not installed, it prints the
-    reason and continues with the rest.
+    peer fails, a network does not fit into memory, its library is not installed or the file of
+    ``--compare`` holds no results, it prints the reason and continues with the rest.
     """
     warnings.simplefilter("ignore", shorthaul.RecompileWarning)
     options = parse(arguments)
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(json.dumps(first_step(options.settings[0], options.alone)))
         return 0
     try:
-        old = stored.read(options.compare) if options.compare else None
+        old = _old_results(options.compare)
         shown = [stored.read(path) for path in options.page_from or ()]
         for path in filter(None, (options.json, options.html)):
             files.check_writable(path)
@@ -78,6 +78,15 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
     ok &= _finish(options, found, old)
     return 0 if ok else 1
+
+
+def _old_results(path: Path | None) -> stored.Stored | None:
+    """What to compare with; nothing, and a sentence that says so, if the file holds no results."""
+    try:
+        return stored.read(path) if path else None
+    except stored.ForeignFile as error:
+        print(f"shorthaul-bench: {error}; nothing is compared with it", file=sys.stderr)
+        return None
 
 
 def _finish(options: argparse.Namespace, found: list[dict], old: stored.Stored | None) -> bool:

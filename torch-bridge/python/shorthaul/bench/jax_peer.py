@@ -38,7 +38,7 @@ def stepper(setting: Setting, model: nn.Module, inputs: Sequence[torch.Tensor]) 
     jax = _jax()
     if setting.mode == "step":
         raise RuntimeError("the peer in JAX has no optimizers: use --mode train")
-    if setting.dtype in ("f64", "autocast"):
+    if setting.dtype not in ("f32", "bf16"):
         raise RuntimeError("the peer in JAX computes in f32 or bf16")
     if setting.threads != (n_processors := len(os.sched_getaffinity(0))):
         raise RuntimeError(f"JAX takes one thread for each of the {n_processors} processors")

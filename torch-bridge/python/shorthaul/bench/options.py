@@ -33,6 +33,7 @@ MODES = ("forward", "train", "step")
 DTYPES = {
     "f32": torch.float32,
     "bf16": torch.bfloat16,
+    "f16": torch.float16,
     "f64": torch.float64,
     "autocast": torch.float32,
 }

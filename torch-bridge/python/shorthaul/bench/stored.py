@@ -19,6 +19,10 @@ class BrokenResults(ValueError):
     """A results file that is missing, or that is none."""
 
 
+class ForeignFile(BrokenResults):
+    """A file that can be read but holds no results."""
+
+
 @dataclass(frozen=True)
 class Stored:
     """A results file."""
@@ -37,13 +41,13 @@ def read(path: Path) -> Stored:
     except OSError as error:
         raise BrokenResults(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
-        raise BrokenResults(f"{path} holds no results of the bench") from None
+        raise ForeignFile(f"{path} holds no results of the bench") from None
     entries = found.get("results") if isinstance(found, dict) else None
     if not isinstance(entries, list):
-        raise BrokenResults(f"{path} holds no results of the bench")
+        raise ForeignFile(f"{path} holds no results of the bench")
     measured = [entry for entry in entries if isinstance(entry, dict) and "variants" in entry]
     if not measured:
-        raise BrokenResults(f"{path} holds no measurements of the bench")
+        raise ForeignFile(f"{path} holds no measurements of the bench")
     problems = [_problem(entry) for entry in measured]
     machine = found.get("machine")
     return Stored(
