@@ -346,6 +346,8 @@ fn plan(model: &Model, train: bool, threads: u16, recipe: Option<RecipeFile>) ->
 /// There is nothing to train, or an operator has no gradient.
 pub fn step(model: &Model, train: bool) -> Result<Step> {
     let graph = &model.graph;
+    // Sizes are numbers.
+    let sizes = Bindings::new();
     Ok(if train {
         let trainable = |position: &usize| {
             let id = graph.inputs[*position];
@@ -359,9 +361,9 @@ pub fn step(model: &Model, train: bool) -> Result<Step> {
         if wrt.is_empty() {
             bail!("the model has no trainable parameters; leave out --train");
         }
-        Step::training(graph, &wrt)?
+        Step::on_cpu(graph, &sizes, &wrt)?
     } else {
-        Step::forward(graph)?
+        Step::on_cpu(graph, &sizes, &[])?
     })
 }
 

@@ -4,6 +4,7 @@
 //! Each step takes the result type of the one before, so a wrong order does not compile. What each
 //! pass makes is verified. Nothing here emits or runs code.
 
+use crate::attention_loops;
 use crate::boundary;
 use crate::budget::{self, KeptBudget, Limit};
 use crate::error::{CompileError, check};
@@ -31,6 +32,21 @@ pub struct Step {
 }
 
 impl Step {
+    /// The step for a CPU, on which large attention stores no scores: with the gradients with respect to the inputs at
+    /// positions `wrt`, or, without any, the model as it is. `hints` are sizes to expect.
+    ///
+    /// # Errors
+    /// As for [`Step::forward`] and [`Step::training`].
+    pub fn on_cpu(graph: &Graph, hints: &Bindings, wrt: &[usize]) -> Result<Step, CompileError> {
+        check("import", graph)?;
+        let mut own = graph.clone();
+        attention_loops::replace(&mut own, hints, wrt)?;
+        match wrt {
+            [] => Step::forward(&own),
+            _ => Step::training(&own, wrt),
+        }
+    }
+
     /// The model as it is, without gradients.
     ///
     /// # Errors

@@ -1,6 +1,5 @@
 //! The straight line from a captured PyTorch graph to something that runs.
 
-use crate::attention_loops;
 use crate::error::CompileError;
 use crate::executable::{Executable, compile_foreseen, foresee};
 use crate::plan::{Recomputation, Step};
@@ -51,8 +50,7 @@ impl Captured {
         })
     }
 
-    /// The step for gradients with respect to the inputs at positions `wrt`; without any, the forward pass. On a CPU,
-    /// large attention is computed without storing scores ([`attention_loops`]).
+    /// The step for gradients with respect to the inputs at positions `wrt`; without any, the forward pass.
     ///
     /// # Errors
     /// As for [`Step::training`].
@@ -63,13 +61,11 @@ impl Captured {
         if let Some(step) = steps.get(&key) {
             return Ok(Arc::clone(step));
         }
-        let mut graph = self.graph().clone();
-        if target == Target::Cpu {
-            attention_loops::replace(&mut graph, self.hints(), wrt)?;
-        }
-        let step = Arc::new(match wrt {
-            [] => Step::forward(&graph)?,
-            _ => Step::training(&graph, wrt)?,
+        let graph = self.graph();
+        let step = Arc::new(match (target, wrt) {
+            (Target::Cpu, _) => Step::on_cpu(graph, self.hints(), wrt)?,
+            (_, []) => Step::forward(graph)?,
+            _ => Step::training(graph, wrt)?,
         });
         steps.insert(key, Arc::clone(&step));
         Ok(step)

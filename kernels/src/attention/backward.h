@@ -14,7 +14,7 @@ SEED_LINE
 MASK_HERE
     const float *restrict const y = (const float *)buf[Y_BUFFER] + Y_AT;
     const float *restrict const lse = (const float *)buf[LSE_BUFFER] + LSE_AT;
-    const float *restrict const rest = (const float *)buf[REST_BUFFER] + REST_AT;
+REST_LINE
     float *restrict const dq = (float *)buf[DQ_BUFFER] + DQ_AT, *restrict const dk = (float *)buf[DK_BUFFER] + DK_AT;
     float *restrict const dv = (float *)buf[DV_BUFFER] + DV_AT;
     for (long i = 0; i < n_rows; ++i) {
@@ -48,8 +48,8 @@ MASK_HERE
           float *restrict const p = s + i * BLOCK, *restrict const own = ds + i * BLOCK;
           const long sees = i0 + i - j0 + 1, c = CAUSAL && sees < high ? sees : high;
           /* A row that sees nothing has no terms; or they are NaN. */
-          const float norm = SAFE && lse[i0 + i] == -__builtin_inff() ? __builtin_inff() : lse[i0 + i], mean = delta[i0 + i],
-                      low_part = rest[i0 + i];
+          const float norm = SAFE && lse[i0 + i] == -__builtin_inff() ? __builtin_inff() : lse[i0 + i], mean = delta[i0 + i];
+          const float low_part = REST_OF_ROW;
 MASK_LINE
 UNIFORM_LINE
 #pragma omp simd

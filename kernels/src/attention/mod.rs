@@ -35,6 +35,8 @@ pub(crate) struct Attention {
     pub(crate) mask: Option<DType>,
     /// What is done to the probabilities, if anything; the operands then have a seed.
     pub(crate) dropout: Option<Dropout>,
+    /// Whether there is what the rounding of the logarithms left; the forward pass always writes it.
+    pub(crate) has_rest: bool,
     /// Which pass.
     pub(crate) pass: Pass,
     /// Factor of the scores.
@@ -80,6 +82,7 @@ impl Attention {
         let is_there = |name: &&str| match *name {
             "MASK" => self.mask.is_some(),
             "SEED" => self.dropout.is_some(),
+            "REST" => self.has_rest,
             _ => true,
         };
         all.filter(is_there).collect()
@@ -289,6 +292,16 @@ impl Attention {
         );
         let [score, _] = self.masked("own", String::new());
         let [score_again, gradient] = self.masked("p", gradient);
+        let (rest, rest_of_row) = match self.has_rest {
+            true => {
+                let (n, place) = (self.position("REST"), self.place("REST"));
+                let line = format!(
+                    "    const float *restrict const rest = (const float *)buf[{n}] + {place};"
+                );
+                (line, "rest[i0 + i]")
+            }
+            false => (String::new(), "0.0f"),
+        };
         let nothing = match self.safe {
             true => "0.0f",
             false => "__builtin_nanf(\"\")",
@@ -323,6 +336,8 @@ impl Attention {
             ("HAS_MASK".into(), number(i64::from(self.mask.is_some()))),
             ("SEED_LINE".into(), seed),
             ("UNIFORM_LINE".into(), uniform),
+            ("REST_LINE".into(), rest),
+            ("REST_OF_ROW".into(), rest_of_row.into()),
             ("OWN_DROPPED".into(), self.dropped("own")),
             ("P_DROPPED".into(), self.dropped("p")),
         ];
@@ -418,6 +433,7 @@ mod tests {
             views,
             mask: None,
             dropout: None,
+            has_rest: true,
             pass,
             scale: 0.5,
             fill: None,

@@ -7,6 +7,9 @@ use crate::plan::Buffer;
 use graph::philox::Dropout;
 use graph::{Attr, DType, Library, Node, Operand, View};
 
+/// Position of what rounding left among the inputs of `attention_gradient`.
+const REST: usize = 8;
+
 impl Lowering<'_> {
     /// Lowers `attention_with_lse` or `attention_gradient`.
     pub(super) fn attention(&mut self, node: &Node, library: &Library) -> Result<(), LowerError> {
@@ -31,12 +34,13 @@ impl Lowering<'_> {
         };
         let (mut views, mut args, mut mask) = (Vec::new(), Vec::new(), None);
         let n_results = Pass::RESULTS;
+        let has_rest = library.inputs.get(REST).is_some_and(Option::is_some);
         let n_inputs = pass.operands().len() - n_results;
         for (n, name) in pass.operands()[..n_inputs].iter().enumerate() {
             let id = match library.inputs.get(n).copied().flatten() {
                 _ if *name == "SEED" && dropout.is_none() => continue,
                 Some(id) => id,
-                None if *name == "MASK" => continue,
+                None if matches!(*name, "MASK" | "REST") => continue,
                 None => return Err(not_expanded()),
             };
             if *name == "MASK" {
@@ -70,6 +74,7 @@ impl Lowering<'_> {
             views,
             mask,
             dropout,
+            has_rest: pass == Pass::Forward || has_rest,
             pass,
             scale,
             fill: match library.attrs.get("fill") {
