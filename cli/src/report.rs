@@ -346,7 +346,7 @@ fn plan(model: &Model, train: bool, threads: u16, recipe: Option<RecipeFile>) ->
 /// There is nothing to train, or an operator has no gradient.
 pub fn step(model: &Model, train: bool) -> Result<Step> {
     let graph = &model.graph;
-    // Sizes are numbers.
+    // All sizes of the model are constants here.
     let sizes = Bindings::new();
     Ok(if train {
         let trainable = |position: &usize| {

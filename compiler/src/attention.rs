@@ -166,7 +166,12 @@ fn described(
         return Err("PyTorch's operators take a mask or a causal one, not both".into());
     }
     let mask_columns = operand(3).and_then(|id| graph.container(id).shape.last());
-    if library.attrs.contains_key("fill") || library.attrs.contains_key("safe") {
+    if let Some(Attr::Float(fill)) = library.attrs.get("fill") {
+        return Err(format!(
+            "PyTorch's operators add −∞ to hidden scores; this attention replaces them by {fill}"
+        ));
+    }
+    if library.attrs.get("safe") == Some(&Attr::Bool(false)) {
         return Err("PyTorch's operators give zeros for rows that see nothing".into());
     }
     if mask_columns.is_some_and(|n| n.bind(hints).as_const() != Some(columns)) {

@@ -11,13 +11,17 @@ use ops::OpError;
 
 /// Fewest scores of a head for which this is faster, where every row sees all keys.
 const SCORES: i64 = 512 * 512;
-/// The same, where half of the scores are left out, or where dropout would store or draw once more for each of them.
+/// Fewest scores of a head if half of them are left out, or if dropout would otherwise store a number for each.
 const FEWER_SCORES: i64 = 256 * 256;
+/// Fewest heads of all batches: threads share the heads of the backward pass.
+const HEADS: i64 = 4;
 
 /// What decides whether an attention is replaced.
 pub(crate) struct Candidate {
     /// Queries, keys and values.
     pub(crate) operands: [ContainerId; 3],
+    /// Sizes whose product is the number of heads of all batches.
+    pub(crate) heads: Vec<SymExpr>,
     /// How many queries a head has.
     pub(crate) rows: SymExpr,
     /// How many keys a head has.
@@ -31,15 +35,17 @@ pub(crate) struct Candidate {
 }
 
 impl Candidate {
-    fn of(graph: &Graph, library: &Library) -> Option<Candidate> {
+    fn from_library(graph: &Graph, library: &Library) -> Option<Candidate> {
         let operand = |n: usize| library.inputs.get(n).copied().flatten();
         let operands = [operand(0)?, operand(1)?, operand(2)?];
         let rows = |id: ContainerId| -> Option<SymExpr> {
             graph.container(id).shape.iter().rev().nth(1).cloned()
         };
         let dropout = library.attrs.get("dropout");
+        let q = &graph.container(operands[0]).shape;
         Some(Candidate {
             operands,
+            heads: q[..q.len().checked_sub(2)?].to_vec(),
             rows: rows(operands[0])?,
             columns: rows(operands[2])?,
             mask: operand(3),
@@ -72,7 +78,7 @@ pub(crate) fn replace(graph: &mut Graph, hints: &Bindings, wrt: &[usize]) -> Res
             NodeKind::Library(library) if library.op == "attention" => Some(library),
             _ => None,
         };
-        let own = attention.and_then(|library| Candidate::of(graph, library));
+        let own = attention.and_then(|library| Candidate::from_library(graph, library));
         match attention.filter(|_| own.is_some_and(|own| is_taken(graph, &own))) {
             Some(library) => {
                 let mut builder = Builder::new(graph, node.origin.clone(), node.stage);
@@ -105,7 +111,9 @@ fn is_large(graph: &Graph, own: &Candidate, hints: &Bindings) -> bool {
         true => FEWER_SCORES,
         false => SCORES,
     };
-    is_known && takes_mask && rows.saturating_mul(columns) >= least
+    let heads = own.heads.iter().filter_map(size);
+    let has_heads = heads.fold(1, i64::saturating_mul) >= HEADS;
+    is_known && takes_mask && has_heads && rows.saturating_mul(columns) >= least
 }
 
 /// Appends the node that keeps the logarithm of each row's sum and its rest, where gradients need them.
@@ -136,15 +144,19 @@ mod tests {
     use super::*;
     use models::text_graph;
 
-    /// Operators after the pass, of an attention with these sizes, further operands and attributes.
+    /// Operators after the pass, of an attention with four heads and these sizes, further operands and attributes.
     fn operators(rows: i64, dtype: &str, rest: &str, wrt: &[usize]) -> Vec<String> {
+        operators_of(2, rows, dtype, rest, wrt)
+    }
+
+    fn operators_of(batch: i64, rows: i64, dtype: &str, rest: &str, wrt: &[usize]) -> Vec<String> {
         let containers = format!(
-            "%q: {dtype}[1, 2, {rows}, 8] input
-             %k: {dtype}[1, 2, {rows}, 8] input
-             %v: {dtype}[1, 2, {rows}, 8] input
+            "%q: {dtype}[{batch}, 2, {rows}, 8] input
+             %k: {dtype}[{batch}, 2, {rows}, 8] input
+             %v: {dtype}[{batch}, 2, {rows}, 8] input
              %m: {dtype}[{rows}, {rows}] input
              %s: i64[] input
-             %y: {dtype}[1, 2, {rows}, 8]"
+             %y: {dtype}[{batch}, 2, {rows}, 8]"
         );
         let node = format!("%y = attention(%q, %k, %v{rest}");
         let mut graph = text_graph(&containers, &node, "%y");
@@ -180,6 +192,7 @@ mod tests {
             "few, with dropout"
         );
         assert_eq!(operators(512, "f64", ")", &[0]), kept, "its type");
+        assert_eq!(operators_of(1, 512, "f32", ")", &[0]), kept, "two heads");
         assert_eq!(operators(512, "f32", ", %m)", &[3]), kept, "trained mask");
     }
 }

@@ -1,19 +1,21 @@
 //! Attention that a model writes as two products with a softmax between them.
 //!
 //! Before: `einsum(q, k)`, factors and a mask, `softmax` over the keys, perhaps `dropout`, `einsum` with the values.
-//! After: one `attention`. Legal where nothing else reads what lies between and each of these operators is one that
-//! `attention` has: factors that are constants, at most one mask, which is added or takes the place of hidden scores.
-//! The formulas are the same, also for rows in which every key is hidden (`fill`, `safe`); a factor of the scores is
-//! applied to them once instead of several times, and division by a constant becomes a product, so results may differ
-//! by rounding. Saves nothing by itself: it makes the scores known to [`crate::attention_loops`], which does not store
-//! them. Never decides whether that is done.
+//! After: one `attention`. Legal if no other node reads the intermediate values and every operator has a counterpart in
+//! `attention`: constant factors, and at most one mask, which is added or replaces hidden scores. The formulas are the
+//! same, also for rows in which every key is hidden (`fill`, `safe`); all factors become one, which is applied to the
+//! queries, so results may differ by rounding. Saves nothing by itself: [`crate::attention_loops`] decides which
+//! attention is replaced and avoids storing its scores.
 
 use crate::attention_loops::Candidate;
 use graph::{Attr, Binary, Builder, ContainerId, DType, Expr, Graph, Library, Lifetime, Node};
 use graph::{NodeKind, Origin, SymExpr, Unary};
 use ops::{OpBuilder, OpError, attrs};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+
+/// Most operators between the first product and the softmax.
+const LONGEST: usize = 8;
 
 /// An attention of a model.
 struct Found {
@@ -41,10 +43,10 @@ struct Product {
     result_order: Vec<usize>,
 }
 
-/// What hides keys.
+/// The mask of the scores.
 struct Mask {
     container: ContainerId,
-    /// What a hidden score is, and whether the mask is true there; without it, the mask is added.
+    /// Value of a hidden score, and whether `true` means hidden. `None`: the mask is added.
     fill: Option<(f64, bool)>,
 }
 
@@ -65,7 +67,7 @@ struct Uses<'g> {
 }
 
 impl<'g> Uses<'g> {
-    fn of(graph: &'g Graph, nodes: &'g [Node]) -> Uses<'g> {
+    fn new(graph: &'g Graph, nodes: &'g [Node]) -> Uses<'g> {
         let (mut writers, mut readers) = (BTreeMap::new(), BTreeMap::<_, Vec<usize>>::new());
         for (n, node) in nodes.iter().enumerate() {
             writers.extend(node.writes().into_iter().map(|id| (id, n)));
@@ -121,11 +123,20 @@ pub(crate) fn recognize(
     let Some(state) = graph.single_state() else {
         return Ok(());
     };
-    let uses = Uses::of(graph, &state.nodes);
+    let uses = Uses::new(graph, &state.nodes);
     let mut found: Vec<Found> = (0..state.nodes.len())
         .filter_map(|n| around(&uses, n))
         .collect();
-    found.retain(|own| wanted(graph, &own.candidate(graph)));
+    // A product may be the second one of an attention and the first one of the next.
+    let mut taken = BTreeSet::new();
+    found.retain(|own| {
+        let is_free = own.nodes.iter().all(|n| !taken.contains(n));
+        let is_kept = is_free && wanted(graph, &own.candidate(graph));
+        if is_kept {
+            taken.extend(own.nodes.iter().copied());
+        }
+        is_kept
+    });
     let mut nodes = Vec::new();
     for (n, node) in state.nodes.clone().into_iter().enumerate() {
         match found.iter().find(|own| own.nodes.contains(&n)) {
@@ -151,10 +162,10 @@ fn around(uses: &Uses, n: usize) -> Option<Found> {
         Some(Attr::Int(axis)) => *axis == -1 || usize::try_from(*axis) == Ok(rank - 1),
         _ => true,
     };
-    if !is_last || uses.graph.container(x).dtype != uses.graph.container(p).dtype {
+    if !is_last {
         return None;
     }
-    let scores = scores(uses, x)?;
+    let scores = scores(uses, x, LONGEST)?;
     let mut nodes = [scores.nodes, vec![n]].concat();
     let (mut weights, mut next) = (p, uses.reader(p)?);
     let dropout = uses.library(next).filter(|l| l.op == "dropout");
@@ -187,8 +198,8 @@ fn around(uses: &Uses, n: usize) -> Option<Found> {
     })
 }
 
-/// The scores in `x`, followed back to a product.
-fn scores(uses: &Uses, x: ContainerId) -> Option<Scores> {
+/// The scores in `x`, followed back to a product through at most `steps` operators.
+fn scores(uses: &Uses, x: ContainerId, steps: usize) -> Option<Scores> {
     let (n, library) = uses.maker(x)?;
     if library.op == "einsum" {
         return Some(Scores {
@@ -201,22 +212,29 @@ fn scores(uses: &Uses, x: ContainerId) -> Option<Scores> {
     let Some(Attr::Expr(expr)) = library.attrs.get("expr") else {
         return None;
     };
-    if library.op != "elementwise" {
+    // A gradient that a model defines is kept.
+    let is_plain = library
+        .attrs
+        .keys()
+        .all(|name| name == "expr" || name == "dtype");
+    if library.op != "elementwise" || !is_plain || steps == 0 {
         return None;
     }
     (0..library.inputs.len()).find_map(|own| {
         let before = library.inputs[own]?;
-        if uses.shape(before) != uses.shape(x) {
+        let dtype = |id: ContainerId| uses.graph.container(id).dtype;
+        if uses.shape(before) != uses.shape(x) || dtype(before) != dtype(x) {
             return None;
         }
-        let mut scores = scores(uses, before)?;
+        let mut scores = scores(uses, before, steps - 1)?;
         apply(uses, library, expr, own, &mut scores)?;
         scores.nodes.push(n);
         Some(scores)
     })
 }
 
-/// Adds what an expression makes of the scores in operand `own`.
+/// Records in `scores` the factor and the mask that `expr` applies to operand `own`. Returns `None` if it does anything
+/// else.
 fn apply(
     uses: &Uses,
     library: &Library,
@@ -240,13 +258,10 @@ fn apply(
                 _ => return None,
             };
             apply(uses, library, inner, own, scores)?;
+            let scale = scores.scale * factor;
             // A factor behind the mask would be the mask's too.
-            let is_number = factor.is_finite() && factor != 0.0;
-            if scores.mask.is_some() || !is_number {
-                return None;
-            }
-            scores.scale *= factor;
-            Some(())
+            let fits = scores.mask.is_none() && (scale as f32).is_normal();
+            fits.then(|| scores.scale = scale)
         }
         Expr::Binary(Binary::Add, a, b) => {
             let (inner, mask) = match has_scores(a) {
@@ -280,7 +295,7 @@ fn apply(
     }
 }
 
-/// An einsum as one product for each head; its rows are `left`, if that is given.
+/// Reads an einsum as a batched matrix product. `left`, if given, is the operand with the rows.
 fn product(uses: &Uses, library: &Library, left: Option<ContainerId>) -> Option<Product> {
     let Some(Attr::Str(equation)) = library.attrs.get("equation") else {
         return None;
@@ -365,6 +380,12 @@ impl Found {
         };
         Candidate {
             operands: [self.first.left, self.first.right, self.second.right],
+            heads: self.first.orders[0]
+                .iter()
+                .rev()
+                .skip(2)
+                .map(|d| graph.container(self.first.left).shape[*d].clone())
+                .collect(),
             rows: size(self.first.left, &self.first.orders[0], 2),
             columns: size(self.second.right, &self.second.orders[1], 2),
             mask: self.mask.as_ref().map(|mask| mask.container),
@@ -457,6 +478,7 @@ mod tests {
              %u: f32[2, 3, 5, 7]
              %p: f32[2, 3, 5, 7]
              %d: f32[2, 3, 5, 7]
+             %h: bf16[2, 3, 5, 7]
              %y: f32[2, 3, 5, 6]
              %z: f32[2, 5, 3, 6]";
         let mut graph = text_graph(containers, nodes, outputs);
@@ -502,6 +524,20 @@ mod tests {
     }
 
     #[test]
+    fn a_mask_may_say_what_is_seen() {
+        let nodes = format!(
+            "{SCORES}%t = elementwise(%mask, %s) {{expr=(select($0, $1, -5))}}
+             %p = softmax(%t) {{axis=3}}\n{VALUES}"
+        );
+        let found = after(&nodes, "%y");
+        let attrs = "{fill=-5.0, safe=false, scale=1.0}";
+        assert_eq!(
+            found,
+            [format!("%y = attention(%q, %k, %v, %mask) {attrs}")]
+        );
+    }
+
+    #[test]
     fn an_added_mask_stays_as_it_is() {
         let nodes = format!(
             "{SCORES}%t = elementwise(%bias, %s) {{expr=($0 + ($1 * 0.5))}}
@@ -512,6 +548,43 @@ mod tests {
             found,
             ["%y = attention(%q, %k, %v, %bias) {safe=true, scale=0.5}"]
         );
+    }
+
+    #[test]
+    fn a_product_belongs_to_one_attention_only() {
+        let containers = "%q: f32[2, 5, 4] input
+             %k: f32[2, 5, 4] input
+             %v: f32[2, 5, 6] input
+             %s: f32[2, 5, 5]
+             %p: f32[2, 5, 5]
+             %t: f32[2, 5, 5]
+             %r: f32[2, 5, 5]
+             %y: f32[2, 5, 5]
+             %z: f32[2, 5, 6]";
+        let scores = "%s = einsum(%q, %k) {equation=\"bld,bmd->blm\"}
+             %p = softmax(%s) {axis=2}\n";
+        let chained = "%t = einsum(%p, %q) {equation=\"blm,bme->ble\"}
+             %r = softmax(%t) {axis=2}
+             %z = einsum(%r, %v) {equation=\"ble,bef->blf\"}";
+        let chained = chained.replace("%t =", "%t4 =").replace("(%t)", "(%t4)");
+        let chained = chained.replace("%r", "%r4").replace("%v", "%v4");
+        let more = "\n%t4: f32[2, 5, 4]\n%r4: f32[2, 5, 4]\n%v4: f32[2, 4, 6] input";
+        let both = "%t = einsum(%k, %q) {equation=\"bld,bmd->blm\"}
+             %r = softmax(%t) {axis=2}
+             %y = einsum(%p, %r) {equation=\"blm,bem->ble\"}";
+        for (nodes, output) in [(chained.as_str(), "%z"), (both, "%y")] {
+            let nodes = format!("{scores}{nodes}");
+            let mut graph = text_graph(&format!("{containers}{more}"), &nodes, output);
+            let before = models::results(&graph);
+            recognize(&mut graph, |_, _| true).expect("its operands fit");
+            graph::verify(&graph).unwrap_or_else(|e| panic!("{e:?}\n{graph}"));
+            let text = graph.to_string();
+            assert_eq!(text.matches(" = attention(").count(), 1, "{text}");
+            let after = models::results(&graph);
+            for (a, b) in before[0].to_f64().iter().zip(after[0].to_f64()) {
+                assert!((a - b).abs() < 1e-6, "{a} and {b}");
+            }
+        }
     }
 
     #[test]
@@ -548,6 +621,33 @@ mod tests {
                 with(
                     "%t = elementwise(%s, %bias) {expr=(($0 + $1) * 2)}
                      %p = softmax(%t) {axis=3}",
+                    "",
+                ),
+                "%y",
+            ),
+            (
+                "a rounding between",
+                with(
+                    "%h = elementwise(%s) {expr=($0), dtype=bf16}
+                     %t = elementwise(%h) {expr=($0), dtype=f32}
+                     %p = softmax(%t) {axis=3}",
+                    "",
+                ),
+                "%y",
+            ),
+            (
+                "hidden by another tensor",
+                with(
+                    "%t = elementwise(%mask, %bias, %s) {expr=(select($0, $1, $2))}
+                     %p = softmax(%t) {axis=3}",
+                    "",
+                ),
+                "%y",
+            ),
+            (
+                "a factor of zero",
+                with(
+                    "%t = elementwise(%s) {expr=($0 * 0)}\n%p = softmax(%t) {axis=3}",
                     "",
                 ),
                 "%y",

@@ -32,8 +32,8 @@ pub struct Step {
 }
 
 impl Step {
-    /// The step for a CPU, on which large attention stores no scores: with the gradients with respect to the inputs at
-    /// positions `wrt`, or, without any, the model as it is. `hints` are sizes to expect.
+    /// Builds the step for a CPU: the forward pass and, if `wrt` names positions of inputs, their gradients. Large
+    /// attention becomes a kernel that stores no scores. `hints` are the expected values of symbolic sizes.
     ///
     /// # Errors
     /// As for [`Step::forward`] and [`Step::training`].

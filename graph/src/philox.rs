@@ -42,7 +42,7 @@ pub struct Dropout {
     pub threshold: f64,
     /// Factor of the kept elements; 0 where none is kept.
     pub scale: f64,
-    /// What is added to the seed of a step, so that places of a model have keys of their own.
+    /// Added to the seed of a step so that each dropout of a model has its own key.
     pub offset: i64,
 }
 
@@ -56,7 +56,7 @@ impl Dropout {
                 true => 1.0 / (1.0 - probability),
                 false => 0.0,
             },
-            // Seeds of steps count up: they do not meet.
+            // Seeds of steps are consecutive; this distance keeps the keys of different dropouts apart.
             offset: id << 32,
         }
     }

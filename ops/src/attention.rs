@@ -14,8 +14,8 @@ use graph::{Attr, Binary, Builder, ContainerId, DType, Expr, Library, SymExpr, T
 ///
 /// Leading dimensions are equal. The mask broadcasts to `[…, L, M]`: bool (true takes part) or added to
 /// the scores. Attributes `scale` (1/√D), `causal` (row l sees columns up to l), `dropout`
-/// (probability, 0; needs seed), `id` of the dropout, `fill` (a score that a bool mask hides is this number, not one
-/// to which −∞ is added), `safe` (true): a row that sees nothing gives zeros, else NaN.
+/// (probability, 0; needs seed), `id` of the dropout, `fill` (value that replaces scores hidden by a bool mask; by
+/// default −∞ is added to them), `safe` (true: a row without visible keys gives zeros; false: NaN).
 #[derive(Debug)]
 pub struct Attention;
 
@@ -33,6 +33,12 @@ pub(crate) struct AttentionShapes {
     dropout: f64,
     fill: Option<f64>,
     safe: bool,
+}
+
+/// Attributes of the `dropout` of the probabilities.
+fn dropout_attrs(call: &Call, probability: f64) -> Result<graph::Attrs, OpError> {
+    let id = Attr::Int(call.int_or("id", 0)?);
+    Ok(attrs([("p", Attr::Float(probability)), ("id", id)]))
 }
 
 impl AttentionShapes {
@@ -75,7 +81,16 @@ impl AttentionShapes {
         };
         let dropout = call.float_or("dropout", 0.0)?;
         if dropout > 0.0 {
-            call.input(4)?;
+            let library = Library {
+                op: "dropout".into(),
+                attrs: dropout_attrs(call, dropout)?,
+                inputs: vec![None; 2],
+                outputs: vec![],
+            };
+            crate::random::rule(&Call {
+                library: &library,
+                inputs: vec![None, Some(call.input(4)?.clone())],
+            })?;
         }
         Ok(AttentionShapes {
             y: TensorType::new(q.dtype, with(&q.shape[rank - 2], &v.shape[rank - 1])),
@@ -130,11 +145,6 @@ impl AttentionShapes {
         mask == Some(DType::Bool) && self.fill.is_some()
     }
 
-    fn dropout_attrs(&self, call: &Call) -> Result<graph::Attrs, OpError> {
-        let id = Attr::Int(call.int_or("id", 0)?);
-        Ok(attrs([("p", Attr::Float(self.dropout)), ("id", id)]))
-    }
-
     /// Dropout of numbers in the shape of the scores, row-major; without one, the numbers.
     pub(crate) fn dropped(
         &self,
@@ -152,7 +162,7 @@ impl AttentionShapes {
         );
         let library = Library {
             op: "dropout".into(),
-            attrs: self.dropout_attrs(call)?,
+            attrs: dropout_attrs(call, self.dropout)?,
             inputs: vec![None; 2],
             outputs: vec![],
         };
@@ -177,7 +187,7 @@ impl AttentionShapes {
     ) -> Result<ContainerId, OpError> {
         match seed {
             Some(seed) if self.dropout > 0.0 => {
-                builder.op1("dropout", &[x, seed], self.dropout_attrs(call)?)
+                builder.op1("dropout", &[x, seed], dropout_attrs(call, self.dropout)?)
             }
             _ => Ok(x),
         }

@@ -6,10 +6,10 @@
 //! `_scaled_dot_product_flash_attention` and its backward). Neither scores nor probabilities pass from
 //! the forward to the backward pass.
 //!
-//! lse is rounded. Where it is as large as the number that hides scores, nothing of the sum is left in it, so there is
-//! also `rest_l = ln Σ_m e^(s_lm − lse_l)`, with which `p = e^((s − lse) − rest)` sums to 1 in every row.
+//! Rounding lse loses the sum if |lse| is large, for example if all scores of a row are −10⁹. The operator therefore
+//! also returns the residual `rest_l = ln Σ_m e^(s_lm − lse_l)`: `p = e^((s − lse) − rest)` sums to 1 in every row.
 //!
-//! With dropout, `d` is what an element is multiplied with, 0 or 1/(1 − probability): `y = (p·d)·v`,
+//! With dropout, each probability is multiplied by `d`, which is 0 or 1/(1 − probability): `y = (p·d)·v`,
 //! `dv = (p·d)ᵀ·dy`, `ds = p·(d·(dy·vᵀ) − δ)`. `d` is computed again from the seed, and δ is as before, since
 //! `Σ_m p_lm·d_lm·(dy·vᵀ)_lm = Σ_e dy_le·y_le`.
 
@@ -22,8 +22,8 @@ use graph::{Attr, Attrs, Binary, Builder, ContainerId, DType, Expr, Library, Sym
 /// `attention_with_lse` (q `[…, L, D]`, k `[…, M, D]`, v `[…, M, E]`, mask?, seed?) → y `[…, L, E]`, lse `[…, L]`,
 /// rest `[…, L]`, the last two in f32 (f64 of f64).
 ///
-/// Attributes as `attention`, which see. The lse of a row that sees nothing is -∞, its rest 0. Both know nothing of
-/// dropout. The mask has no gradient except by expansion.
+/// Attributes: see `attention`. A row without visible keys has lse −∞ and rest 0. Dropout affects neither. The mask has
+/// no gradient except by expansion.
 #[derive(Debug)]
 pub struct AttentionWithLse;
 
@@ -445,11 +445,14 @@ impl Op for AttentionGradient {
     fn samples(&self) -> Vec<Sample> {
         let (q, k, v): (&[i64], &[i64], &[i64]) = (&[2, 2, 3, 4], &[2, 2, 5, 4], &[2, 2, 5, 3]);
         let (y, lse): (&[i64], &[i64]) = (&[2, 2, 3, 3], &[2, 2, 3]);
+        let lse_shape = [2, 2, 3];
         let all: [&[i64]; 7] = [y, q, k, v, &[], y, lse];
         let causal = attrs([("causal", Attr::Bool(true)), ("scale", Attr::Float(0.7))]);
         let bias: Vec<f64> = (0..10).map(|i| f64::from(i) * 0.2 - 1.0).collect();
         let bias = Tensor::from_f64(DType::F32, &[2, 1, 1, 5], bias);
         let sample = |name: &str, attrs| Sample::new(name, &all, attrs).not_differentiable();
+        let rest = (0..12).map(|i| f64::from(i) * 0.1 - 0.3).collect();
+        let rest = Tensor::from_f64(DType::F32, &lse_shape, rest);
         let mut seen = vec![1.0; 15];
         seen[5..10].fill(0.0);
         let seen = Tensor::from_f64(DType::Bool, &[3, 5], seen);
@@ -462,6 +465,10 @@ impl Op for AttentionGradient {
             sample("added mask", attrs([])).value(4, bias),
             sample("dropout", drop).without(4).value(SEED, seed),
             sample("hidden scores are a number", filled).value(4, seen),
+            sample("the rest of lse", attrs([]))
+                .without(4)
+                .without(SEED)
+                .value(REST, rest),
         ]
     }
 }

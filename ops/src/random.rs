@@ -16,7 +16,11 @@ use graph::{Attr, Builder, DType, Expr, Memlet, Scalar, SymExpr, Tensor, philox}
 #[derive(Debug)]
 pub struct Dropout;
 
-fn rule(call: &Call) -> Result<philox::Dropout, OpError> {
+/// What the attributes of a `dropout` ask for.
+///
+/// # Errors
+/// Attributes out of range, or a second input that is no seed.
+pub(crate) fn rule(call: &Call) -> Result<philox::Dropout, OpError> {
     let (p, id) = (call.float("p")?, call.int_or("id", 0)?);
     if !(0.0..=1.0).contains(&p) {
         return Err(call.shape_error(format!("probability {p} is outside [0, 1]")));

@@ -98,7 +98,7 @@ FOREIGN = ["", "[1, 2]", "{", "[" * 100_000, '{"results": 3}', '{"results": null
 def test_a_file_without_results_is_said_and_the_rest_goes_on(text, quick, tmp_path, capsys):
     path = tmp_path / "old.json"
     path.write_bytes(text.encode() if text != "\\xff" else b"\xff")
-    assert bench.main(["lstm", "--compare", str(path)]) == 0
+    assert bench.main(["lstm", "--compare", str(path)]) == 1
     told = capsys.readouterr()
     (line,) = told.err.splitlines()
     kind = "measurements" if text.startswith('{"results": [') else "results"

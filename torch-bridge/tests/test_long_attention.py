@@ -57,21 +57,21 @@ def against_float64(model, tensors, dy, *mask):
 
 
 def stores_scores(model, *inputs) -> bool:
-    """Whether a container of the step has as many elements as there are scores."""
+    """Whether a container has a byte for each score, for example a mask of dropout."""
     q, k = inputs[0], inputs[1]
     scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
     report = shorthaul.report(model, *inputs)
-    return any(c["bytes"] >= 4 * scores for c in report.data["containers"])
+    return any(c["bytes"] >= scores for c in report.data["containers"])
 
 
 @pytest.mark.parametrize(
     ("sizes", "causal"),
     [
-        ((1, 2, 300, 300, 64, 64), True),
-        ((1, 1, 700, 600, 17, 33), True),
-        ((2, 1, 600, 900, 40, 8), True),
+        ((1, 4, 300, 300, 64, 64), True),
+        ((2, 2, 700, 600, 17, 33), True),
+        ((4, 1, 600, 900, 40, 8), True),
         ((2, 3, 1030, 600, 40, 24), False),
-        ((1, 1, 513, 515, 128, 1), False),
+        ((1, 5, 513, 515, 128, 1), False),
     ],
 )
 def test_both_passes_are_as_close_to_float64_as_eager(sizes, causal):
@@ -105,7 +105,7 @@ def test_masks(name):
 
 
 def test_the_gradient_of_a_mask_is_still_there():
-    tensors, dy = operands(1, 2, 512, 512, 16, 16)
+    tensors, dy = operands(1, 4, 512, 512, 16, 16)
     mask = torch.randn(512, 512, requires_grad=True)
     model = Attention()
     y = shorthaul.module(model)(*tensors, mask)
@@ -115,7 +115,7 @@ def test_the_gradient_of_a_mask_is_still_there():
 
 
 def test_infinities_and_nan_reach_the_same_elements():
-    tensors, dy = operands(1, 1, 512, 512, 16, 16)
+    tensors, dy = operands(1, 4, 512, 512, 16, 16)
     with torch.no_grad():
         tensors[0][0, 0, 5, 3] = torch.nan
         tensors[2][0, 0, 7, 2] = torch.inf
@@ -128,7 +128,7 @@ def test_infinities_and_nan_reach_the_same_elements():
 
 
 def test_some_operands_without_gradient():
-    tensors, dy = operands(1, 2, 300, 300, 16, 16)
+    tensors, dy = operands(1, 4, 300, 300, 16, 16)
     model = Attention(is_causal=True)
     for n in range(3):
         own = [t.detach() for t in tensors]
@@ -140,7 +140,7 @@ def test_some_operands_without_gradient():
 
 
 def test_inference():
-    tensors, _ = operands(1, 2, 700, 700, 16, 24)
+    tensors, _ = operands(1, 4, 700, 700, 16, 24)
     model = Attention(is_causal=True)
     with torch.no_grad():
         assert relative_error(shorthaul.module(model)(*tensors), model(*tensors)) < 1e-5
@@ -153,7 +153,7 @@ def test_heads_that_share_keys():
 
 
 def test_results_have_the_same_bits_with_any_number_of_threads():
-    tensors, dy = operands(1, 3, 900, 900, 16, 16)
+    tensors, dy = operands(1, 4, 900, 900, 16, 16)
     model = shorthaul.module(Attention(is_causal=True))
     found, before = [], torch.get_num_threads()
     try:
@@ -170,13 +170,14 @@ def test_later_sizes_share_the_kernels():
     model = Attention(is_causal=True)
     own = shorthaul.module(model)
     for rows in (300, 420, 310, 600, 40, 1):
-        tensors, dy = operands(1, 2, rows, rows, 16, 16)
+        tensors, dy = operands(1, 4, rows, rows, 16, 16)
         for a, b in zip(passes(own, tensors, dy), passes(model, tensors, dy), strict=True):
-            assert relative_error(a, b) < 1e-5
+            # With one key, gradients of queries are 0, and eager's are not quite.
+            assert (a - b).abs().max() < 1e-5 * b.abs().max().clamp(min=1.0)
 
 
 def test_second_derivatives():
-    tensors, dy = operands(1, 1, 260, 260, 8, 8)
+    tensors, dy = operands(1, 4, 260, 260, 8, 8)
     model = Attention(is_causal=True)
 
     def twice(f, tensors):
@@ -198,7 +199,7 @@ def test_dropout_is_the_same_in_both_passes(causal, masked):
     """The last values are the unit matrix: the last results are the kept probabilities."""
     probability, width = 0.3, 24
     model = shorthaul.module(Attention(is_causal=causal and not masked, dropout_p=probability))
-    tensors, dy = operands(2, 1, 600, 520, 40, width + 520)
+    tensors, dy = operands(2, 2, 600, 520, 40, width + 520)
     with torch.no_grad():
         tensors[2][..., width:] = torch.eye(520)
     sees = torch.ones(600, 520, dtype=torch.bool)
@@ -206,6 +207,8 @@ def test_dropout_is_the_same_in_both_passes(causal, masked):
         sees = sees.tril()
     if masked:
         sees[:, 100:130] = False
+        # All rows of a strip see nothing of the first keys.
+        sees[64 if causal else 0 :, :40] = False
     own = passes(model, tensors, dy, *([sees] if masked else []))
     kept = own[0].detach()[..., width:] != 0
     drawn = kept[sees.expand(kept.shape)].double().mean().item()
@@ -226,5 +229,13 @@ def test_dropout_is_the_same_in_both_passes(causal, masked):
 
 def test_scores_are_not_stored_with_dropout():
     model = Attention(dropout_p=0.1)
-    tensors, _ = operands(1, 1, 640, 640, 16, 16)
+    tensors, _ = operands(1, 4, 640, 640, 16, 16)
     assert not stores_scores(model, *tensors)
+
+
+def test_probabilities_sum_to_one_where_scores_are_large():
+    """In most rows of such scores, one probability is 1."""
+    tensors, dy = operands(1, 4, 520, 520, 40, 16)
+    with torch.no_grad():
+        tensors[0].mul_(1e4)
+    against_float64(Attention(scale=0.3), tensors, dy)

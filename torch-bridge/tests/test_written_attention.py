@@ -119,7 +119,7 @@ def test_written_without_a_mask(form):
 @pytest.mark.parametrize("kind", ["causal", "padded", "empty rows"])
 @pytest.mark.parametrize("form", MASKED)
 def test_written_with_a_mask(form, kind):
-    compare(form, made_mask(kind, 520, 540), 2, 2, 520, 540, 24, 24)
+    compare(form, made_mask(kind, 520, 540), 2, 3, 520, 540, 24, 24)
 
 
 def dropped(q, k, v, _):
@@ -128,7 +128,7 @@ def dropped(q, k, v, _):
 
 def test_dropout_behind_the_softmax():
     """The last values are the unit matrix: the last results are the kept probabilities."""
-    tensors, dy = operands(1, 2, 300, 280, 16, 8 + 280)
+    tensors, dy = operands(1, 4, 300, 280, 16, 8 + 280)
     with torch.no_grad():
         tensors[2][..., 8:] = torch.eye(280)
     model = Written(dropped)
@@ -173,9 +173,10 @@ def shared_keys(q, k, v, _):
     "form", [keeps_probabilities, trains_the_bias, over_rows, twice_the_scores, shared_keys]
 )
 def test_what_is_no_attention_stays_as_it_is_written(form):
-    tensors, dy = operands(1, 2, 520, 520, 16, 16)
+    tensors, dy = operands(1, 4, 520, 520, 16, 16)
     bias = torch.randn(520, 520, generator=torch.Generator().manual_seed(1)).requires_grad_()
     given = [*tensors, bias]
+    assert stores_scores(Written(form), *given)
 
     def whole(q, k, v, bias):
         y = form(q, k, v, bias)
@@ -191,5 +192,6 @@ def test_what_is_no_attention_stays_as_it_is_written(form):
     wide = [t.detach().double().requires_grad_() for t in given]
     exact = gradients(model, wide, dy.double())
     for a, b, c in zip(own, eager, exact, strict=True):
+        assert (a is None) == (b is None)
         if b is not None:
             assert_close("gradient", a, b, c)

@@ -88,7 +88,8 @@ pub fn prepare(root: &Path) -> Result<Venv> {
     })
 }
 
-/// Like [`prepare`], with the packages that the demo and the examples need; an environment with all of them will do.
+/// Like [`prepare`], but installs only the packages of the demo and the examples. Accepts an environment that has all
+/// packages.
 pub fn prepare_for_demo(root: &Path) -> Result<Venv> {
     let (wanted, all) = (
         requirements(root, &[DEMO])?,
@@ -119,8 +120,8 @@ pub fn prepare_with_torch(root: &Path, version: &str) -> Result<Venv> {
     })
 }
 
-/// The environment in `folder`, as it is where it was made from one of the `accepted` requirements; else with those of
-/// the first.
+/// Returns the environment in `folder`. Installs the first of the `accepted` requirements unless the environment was
+/// made from one of them.
 fn prepare_in(
     root: &Path,
     folder: PathBuf,

@@ -26,7 +26,7 @@ REST_LINE
     for (long i = 0; i < n_rows * wide; ++i) dqs[i] = 0.0f;
     for (long j0 = 0; j0 < n_columns; j0 += BLOCK) {
       const long m = n_columns - j0 < BLOCK ? n_columns - j0 : BLOCK;
-      NAME_load(keys, wide, k + j0 * K_ROW, K_ROW, m, depth);
+      NAME_load(keys, wide, k + j0 * K_ROW, K_ROW, m, depth, 1.0f);
       NAME_turn(turned, BLOCK, k + j0 * K_ROW, K_ROW, m, depth);
       NAME_turn(values, BLOCK, v + j0 * V_ROW, V_ROW, m, width);
       const float own_odd = HAS_MASK ? NAME_odd(turned, BLOCK, depth, m) + NAME_odd(values, BLOCK, width, m) : 1.0f;
@@ -40,21 +40,22 @@ REST_LINE
         SEEN_LINE
         if (low >= high) continue;
         const long padded = (high - low + LANES - 1) / LANES * LANES;
-        NAME_load(qs, wide, q + i0 * Q_ROW, Q_ROW, rows, depth);
-        NAME_load(dys, tall, dy + i0 * DY_ROW, DY_ROW, rows, width);
+        NAME_load(qs, wide, q + i0 * Q_ROW, Q_ROW, rows, depth, SCALE);
+        NAME_load(dys, tall, dy + i0 * DY_ROW, DY_ROW, rows, width, 1.0f);
         NAME_set(rows, padded, depth, qs, wide, turned + low, BLOCK, s + low, BLOCK);
         NAME_set(rows, padded, width, dys, tall, values + low, BLOCK, ds + low, BLOCK);
         for (long i = 0; i < rows; ++i) {
           float *restrict const p = s + i * BLOCK, *restrict const own = ds + i * BLOCK;
           const long sees = i0 + i - j0 + 1, c = CAUSAL && sees < high ? sees : high;
-          /* A row that sees nothing has no terms; or they are NaN. */
-          const float norm = SAFE && lse[i0 + i] == -__builtin_inff() ? __builtin_inff() : lse[i0 + i], mean = delta[i0 + i];
+          /* If all keys of a row are hidden, its probabilities are 0 with SAFE, else NaN. */
+          const float whole = lse[i0 + i], mean = delta[i0 + i];
+          const float norm = SAFE && whole == -__builtin_inff() ? __builtin_inff() : whole;
           const float low_part = REST_OF_ROW;
 MASK_LINE
 UNIFORM_LINE
 #pragma omp simd
           for (long j = low; j < c; ++j) {
-            p[j] = sh_exp((SCORE_AGAIN) - norm - low_part);
+            p[j] = sh_exp(SCORE_AGAIN - norm - low_part);
             own[j] = GRADIENT;
             p[j] = P_DROPPED;
           }
@@ -64,9 +65,9 @@ UNIFORM_LINE
         NAME_add_turned(high - low, wide, rows, ds + low, BLOCK, qs, wide, dks + low * wide, wide);
         NAME_add(rows, wide, high - low, ds + low, BLOCK, keys + low * wide, wide, dqs + i0 * wide, wide);
       }
-      NAME_store(dk + j0 * DK_ROW, DK_ROW, dks, wide, m, depth);
-      NAME_store(dv + j0 * DV_ROW, DV_ROW, dvs, tall, m, width);
+      NAME_store(dk + j0 * DK_ROW, DK_ROW, dks, wide, m, depth, 1.0f);
+      NAME_store(dv + j0 * DV_ROW, DV_ROW, dvs, tall, m, width, 1.0f);
     }
-    NAME_store(dq, DQ_ROW, dqs, wide, n_rows, depth);
+    NAME_store(dq, DQ_ROW, dqs, wide, n_rows, depth, SCALE);
   }
 }

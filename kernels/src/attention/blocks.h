@@ -60,10 +60,11 @@ static __attribute__((noinline)) void NAME_add_turned(
   NAME_product(1, m, n, depth, a, 1, row, b, b_row, c, c_row);
 }
 
-/* Rows of `width` elements, filled with zeros up to `wide`. */
-static void NAME_load(float *restrict to, long wide, const float *restrict from, long row, long n, long width) {
+/* Rows of `width` elements times a factor, filled with zeros up to `wide`. */
+static void NAME_load(
+    float *restrict to, long wide, const float *restrict from, long row, long n, long width, float factor) {
   for (long i = 0; i < n; ++i) {
-    for (long d = 0; d < width; ++d) to[i * wide + d] = from[i * row + d];
+    for (long d = 0; d < width; ++d) to[i * wide + d] = from[i * row + d] * factor;
     for (long d = width; d < wide; ++d) to[i * wide + d] = 0.0f;
   }
 }
@@ -80,9 +81,10 @@ static void NAME_turn(float *restrict to, long wide, const float *restrict from,
   }
 }
 
-static void NAME_store(float *restrict to, long row, const float *restrict from, long wide, long n, long width) {
+static void NAME_store(
+    float *restrict to, long row, const float *restrict from, long wide, long n, long width, float factor) {
   for (long i = 0; i < n; ++i)
-    for (long d = 0; d < width; ++d) to[i * row + d] = from[i * wide + d];
+    for (long d = 0; d < width; ++d) to[i * row + d] = from[i * wide + d] * factor;
 }
 
 /* 0 if all numbers are finite, else NaN. A masked key with NaN or infinity makes a row NaN, as in PyTorch. */

@@ -3,7 +3,7 @@ void NAME(void *const *buf, void *scratch, long tid, long nt) {
   float *restrict const keys = (float *)scratch, *restrict const values = keys + depth * BLOCK;
   float *restrict const s = values + BLOCK * tall, *restrict const o = s + STRIP * BLOCK;
   float *restrict const top = o + CHUNK * tall, *restrict const sum = top + CHUNK;
-  float *restrict const numbers = sum + CHUNK;
+  float *restrict const qs = sum + CHUNK, *restrict const numbers = qs + STRIP * WIDE;
 SEED_LINE
   for (long unit = UNITS * tid / nt; unit < UNITS * (tid + 1) / nt; ++unit) {
     const long head = unit / CHUNKS, first = unit % CHUNKS * CHUNK;
@@ -19,7 +19,7 @@ MASK_HERE
     for (long j0 = 0; j0 < seen; j0 += BLOCK) {
       const long m = seen - j0 < BLOCK ? seen - j0 : BLOCK;
       NAME_turn(keys, BLOCK, k + j0 * K_ROW, K_ROW, m, depth);
-      NAME_load(values, tall, v + j0 * V_ROW, V_ROW, m, width);
+      NAME_load(values, tall, v + j0 * V_ROW, V_ROW, m, width, 1.0f);
       const float odd = HAS_MASK ? NAME_odd(keys, BLOCK, depth, m) + NAME_odd(values, tall, m, width) : 1.0f;
       for (long i0 = 0; i0 < n; i0 += STRIP) {
         const long rows = n - i0 < STRIP ? n - i0 : STRIP;
@@ -27,8 +27,8 @@ MASK_HERE
         long low = 0, high = columns;
         SEEN_LINE
         if (low >= high) continue;
-        NAME_set(rows, (high - low + LANES - 1) / LANES * LANES, depth, q + (first + i0) * Q_ROW, Q_ROW, keys + low, BLOCK,
-                 s + low, BLOCK);
+        NAME_load(qs, WIDE, q + (first + i0) * Q_ROW, Q_ROW, rows, depth, SCALE);
+        NAME_set(rows, (high - low + LANES - 1) / LANES * LANES, depth, qs, WIDE, keys + low, BLOCK, s + low, BLOCK);
         for (long i = 0; i < rows; ++i) {
           float *restrict const own = s + i * BLOCK, *restrict const into = o + (i0 + i) * tall;
           const long sees = first + i0 + i - j0 + 1, c = CAUSAL && sees < high ? sees : high;
@@ -64,7 +64,7 @@ UNIFORM_LINE
       for (long e = 0; e < width; ++e) y[(first + i) * Y_ROW + e] = o[i * tall + e] * all;
       const float high = sum[i] == 0.0f ? -__builtin_inff() : top[i] + sh_log(sum[i]);
       lse[first + i] = high;
-      /* Where the maximum is large, the sum is lost in its rounding. */
+      /* If the maximum is large, rounding lse loses the logarithm of the sum; the rest keeps it. */
       rest[first + i] = sum[i] == 0.0f ? 0.0f : (top[i] - high) + sh_log(sum[i]);
     }
   }

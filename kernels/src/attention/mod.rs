@@ -4,9 +4,11 @@
 //! `[…, L, M]` are kept for the backward pass. After: a thread takes some rows of a head and a block of keys at a
 //! time; the scores of a strip of rows stay in the core's cache. The maximum and the sum of a row are carried from
 //! block to block (online softmax, arXiv 1805.02867), and the backward pass computes the scores again from the
-//! logarithm of the sums and what its rounding left (FlashAttention, arXiv 2205.14135). Saves the scores: written and read a few times in each
-//! pass, and kept between the passes. With `causal`, blocks that no row sees are left out, which halves the products; the
-//! same where a mask hides the first or last keys of a block from all rows of a strip, unless numbers are not finite.
+//! logarithm of the sums and the residual of its rounding (FlashAttention, arXiv 2205.14135). Queries are scaled before
+//! their products, so the scores of both passes have the same bits. Saves the scores: written and read a few times in
+//! each pass, and kept between the passes. With `causal`, blocks that no row sees are left out, which halves the
+//! products; the same where a mask hides the first or last keys of a block from all rows of a strip, unless numbers are
+//! not finite.
 //! Dropout's uniform numbers are made for a row of a block at a time, the same ones in both passes.
 //!
 //! Formulas: `ops::attention_lse`. No two threads add to the same element and the order of all sums is fixed, so
@@ -33,15 +35,15 @@ pub(crate) struct Attention {
     pub(crate) views: Vec<View>,
     /// What a mask has, if there is one: numbers to add, or whether a row sees a key.
     pub(crate) mask: Option<DType>,
-    /// What is done to the probabilities, if anything; the operands then have a seed.
+    /// Dropout of the probabilities; its seed is then an operand.
     pub(crate) dropout: Option<Dropout>,
-    /// Whether there is what the rounding of the logarithms left; the forward pass always writes it.
+    /// Whether the residual of the rounded logarithm is an operand. The forward pass always writes it.
     pub(crate) has_rest: bool,
     /// Which pass.
     pub(crate) pass: Pass,
     /// Factor of the scores.
     pub(crate) scale: f64,
-    /// What a score is that a mask of bool hides; without one, −∞ is added to it.
+    /// Value that replaces scores hidden by a mask of bool. `None`: −∞ is added to them.
     pub(crate) fill: Option<f64>,
     /// Whether a row that sees nothing gives zeros instead of NaN.
     pub(crate) safe: bool,
@@ -163,7 +165,9 @@ impl Attention {
         let [rows, _, depth, width] = self.sizes();
         let (wide, tall) = (self.padded(depth), self.padded(width));
         let floats = match self.pass {
-            Pass::Forward => (depth + tall) * BLOCK + STRIP * BLOCK + CHUNK * tall + 2 * CHUNK,
+            Pass::Forward => {
+                (depth + tall) * BLOCK + STRIP * (BLOCK + wide) + CHUNK * tall + 2 * CHUNK
+            }
             Pass::Backward => {
                 let block = (2 * wide + depth + width + tall) * BLOCK;
                 block + STRIP * (wide + tall) + 2 * STRIP * BLOCK + rows + rows * wide
@@ -224,36 +228,37 @@ impl Attention {
         ]
     }
 
-    /// The score of row `name` with key j, from their product, and `gradient` of that product's, which there is only
-    /// where the score is the product's.
+    /// C expressions for the masked score of key j in row `name`, and for its gradient, which is 0 where the mask
+    /// replaces the score.
     fn masked(&self, name: &str, gradient: String) -> [String; 2] {
-        let score = format!("{name}[j] * {:e}f", self.scale as f32);
+        let score = format!("{name}[j]");
         let Some(dtype) = self.mask else {
             return [score, gradient];
         };
         let value = format!("mask_row[j * {}]", self.mask_strides()[1]);
         match (dtype, self.fill) {
             (DType::Bool, None) => [
-                format!("{score} + ({value} ? 0.0f : -__builtin_inff())"),
+                format!("({score} + ({value} ? 0.0f : -__builtin_inff()))"),
                 gradient,
             ],
             (DType::Bool, Some(fill)) => [
-                format!("({value} ? {score} : {})", number(fill as f32)),
+                format!("({value} ? {score} : {})", float(fill as f32)),
                 format!("({value} ? {gradient} : 0.0f)"),
             ],
-            _ => [format!("{score} + {value}"), gradient],
+            _ => [format!("({score} + {value})"), gradient],
         }
     }
 
-    /// What reads the seed, and what makes the numbers of a row (`first` + i).
+    /// C lines that read the seed and draw the uniform numbers of row `first` + i.
     fn seed_words(&self, first: &str) -> [String; 2] {
         let Some(Dropout { offset, .. }) = self.dropout else {
             return Default::default();
         };
         let ([rows, columns, ..], n) = (self.sizes(), self.position("SEED"));
         let row = format!("(head * {rows} + {first} + i) * {columns} + j0 + low");
+        let place = self.view("SEED").offset;
         [
-            format!("  const unsigned long key = *(const long *)buf[{n}] + {offset}L;"),
+            format!("  const unsigned long key = ((const long *)buf[{n}])[{place}] + {offset}L;"),
             format!(
                 "          const float *restrict const uniform =
             sh_philox_fill(numbers, key, {row}, c > low ? c - low : 0) - low;"
@@ -285,11 +290,7 @@ impl Attention {
             Pass::Backward => "i0",
         };
         let [mask, row_of_mask, seen] = self.mask_words(first);
-        let gradient = format!(
-            "p[j] * ({} - mean) * {:e}f",
-            self.dropped("own"),
-            self.scale as f32
-        );
+        let gradient = format!("p[j] * ({} - mean)", self.dropped("own"));
         let [score, _] = self.masked("own", String::new());
         let [score_again, gradient] = self.masked("p", gradient);
         let (rest, rest_of_row) = match self.has_rest {
@@ -325,6 +326,7 @@ impl Attention {
             ("CHUNKS".into(), number(chunks)),
             ("UNITS".into(), number(heads * chunks)),
             ("CAUSAL".into(), number(i64::from(self.causal))),
+            ("SCALE".into(), float(self.scale as f32)),
             ("SCORE".into(), score),
             ("SCORE_AGAIN".into(), score_again),
             ("GRADIENT".into(), gradient),
@@ -365,7 +367,7 @@ impl Attention {
 }
 
 /// A number in C.
-fn number(x: f32) -> String {
+fn float(x: f32) -> String {
     match x {
         f32::NEG_INFINITY => "-__builtin_inff()".into(),
         f32::INFINITY => "__builtin_inff()".into(),

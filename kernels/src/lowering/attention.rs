@@ -7,9 +7,6 @@ use crate::plan::Buffer;
 use graph::philox::Dropout;
 use graph::{Attr, DType, Library, Node, Operand, View};
 
-/// Position of what rounding left among the inputs of `attention_gradient`.
-const REST: usize = 8;
-
 impl Lowering<'_> {
     /// Lowers `attention_with_lse` or `attention_gradient`.
     pub(super) fn attention(&mut self, node: &Node, library: &Library) -> Result<(), LowerError> {
@@ -34,7 +31,8 @@ impl Lowering<'_> {
         };
         let (mut views, mut args, mut mask) = (Vec::new(), Vec::new(), None);
         let n_results = Pass::RESULTS;
-        let has_rest = library.inputs.get(REST).is_some_and(Option::is_some);
+        let rest = pass.operands().iter().position(|name| *name == "REST");
+        let rest = rest.and_then(|n| library.inputs.get(n).copied().flatten());
         let n_inputs = pass.operands().len() - n_results;
         for (n, name) in pass.operands()[..n_inputs].iter().enumerate() {
             let id = match library.inputs.get(n).copied().flatten() {
@@ -74,7 +72,7 @@ impl Lowering<'_> {
             views,
             mask,
             dropout,
-            has_rest: pass == Pass::Forward || has_rest,
+            has_rest: pass == Pass::Forward || rest.is_some(),
             pass,
             scale,
             fill: match library.attrs.get("fill") {

@@ -34,10 +34,11 @@ from .variants import inputs_of, model_of, precision
 def main(arguments: list[str] | None = None) -> int:
     """Runs the bench; from a command line, in the environment of ``environment``.
 
-    The exit code is 1 if Shorthaul fails or ``--check`` finds a difference, 2 for options that
-    cannot be followed, 130 if Ctrl-C stopped the run: what was measured by then is written. If a
-    peer fails, a network does not fit into memory, its library is not installed or the file of
-    ``--compare`` holds no results, it prints the reason and continues with the rest.
+    The exit code is 1 if Shorthaul fails, ``--check`` finds a difference or the file of
+    ``--compare`` holds no results, 2 for options that cannot be followed, 130 if Ctrl-C stopped
+    the run: what was measured by then is written. If a peer fails, a network does not fit into
+    memory, its library is not installed or there is nothing to compare with, it prints the reason
+    and continues with the rest.
     """
     warnings.simplefilter("ignore", shorthaul.RecompileWarning)
     options = parse(arguments)
@@ -63,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     if arguments is None and not options.plain_environment:
         environment.start_again()
     found: list[dict] = []
-    ok = True
+    ok = old is not None or not options.compare
     try:
         for setting in options.settings:
             measured, is_good = _outcome(setting, options)
