@@ -10,6 +10,7 @@ use super::cuts::Cuts;
 use super::fitting::Fitting;
 use super::numbers::{magnitudes, plant, words};
 use super::random::Random;
+use super::related::with_masks;
 use super::{Options, VerifyError, given};
 use crate::attributes::Attributes;
 use crate::element::Element;
@@ -176,13 +177,14 @@ impl Sampler {
         let n_first = first.len();
         let symbols: Vec<String> = first.into_iter().chain(others).collect();
         given::known_relations(&options.relations, &symbols)?;
+        let relations = with_masks(graph, &facts, &symbols, &options.relations, &preset);
         Ok(Sampler {
             given,
             fixed: options.given().clone(),
             symbols,
             n_first,
             preset,
-            relations: options.relations.clone(),
+            relations,
             inner: reshaped_sizes(graph, &facts),
             settled: None,
             positive: false,
