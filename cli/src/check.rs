@@ -110,9 +110,16 @@ pub fn run(args: &Check, quiet: bool) -> Result<Answer> {
 /// # Errors
 /// The file cannot be read, or its operators cannot be brought to that version.
 pub fn read_known(path: &Path) -> Result<Model> {
-    let model = in_order(Model::read(path)?);
+    known(in_order(Model::read(path)?))
+}
+
+/// The model in a version of the operators that is known here.
+///
+/// # Errors
+/// Its operators cannot be brought to one.
+pub fn known(model: Model) -> Result<Model> {
     let raised = edit::in_known_version(&model);
-    let raised = raised.with_context(|| format!("{} is too old", path.display()))?;
+    let raised = raised.with_context(|| format!("{} is too old", model.path.display()))?;
     Ok(raised.unwrap_or(model))
 }
 

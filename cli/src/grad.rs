@@ -1,7 +1,7 @@
 //! `shorthaul grad`: the training graph of a model, as an ONNX file.
 
 use crate::answer::{Answer, apart};
-use crate::check::refuse_unsound;
+use crate::check::{known, refuse_unsound};
 use crate::progress::Progress;
 use crate::sizes;
 use anyhow::{Context, Result};
@@ -101,7 +101,7 @@ pub fn run(args: &Grad, quiet: bool) -> Result<Answer> {
     let mut progress = Progress::new(quiet);
     progress.stage("reading");
     let bytes = file::read_whole(path)?;
-    let sources = Model::of_bytes(path, bytes.clone())?;
+    let sources = known(Model::of_bytes(path, bytes.clone())?)?;
     refuse_unsound(&sources)?;
     let options = Options {
         sizes: sizes::numbers("--bind", &args.bind)?,

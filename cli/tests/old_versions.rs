@@ -84,6 +84,19 @@ fn old_files_are_checked_and_optimized() {
 }
 
 #[test]
+fn old_files_are_trained() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = save(&old(), folder.path(), "old.onnx");
+    let out = folder.path().join("train.onnx");
+    let size = ["--bind", "batch=3"];
+    let grad = ["grad", arg(&path), "-o", arg(&out), "--loss", "mse"];
+    stdout(&[&grad[..], &size].concat(), 0);
+    let made = onnx::file::Model::read(&out).expect("a model").proto;
+    let outputs = made.graph.expect("a graph").output;
+    assert!(outputs.iter().any(|output| output.name == "w.grad"));
+}
+
+#[test]
 fn what_cannot_be_brought_up_is_said() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut model = old();

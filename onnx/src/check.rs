@@ -434,8 +434,8 @@ fn initial(
             list.error(at.clone(), repeats::difference((first, other), (n, tensor)));
         }
         if !around.replaceable && place.is_empty() && !own.contains(&tensor.name) {
-            let message = "files before version 4 of the format name it among the inputs too";
-            list.error(at.clone(), message.to_string());
+            let message = "files before version 4 of the format name it among the inputs too; it is read as a constant";
+            list.note(at.clone(), message.to_string());
         }
         if let Some(message) = tensor_problem(tensor, around.folder) {
             list.error(at.clone(), message);

@@ -14,7 +14,7 @@ use crate::fact::Fact;
 use crate::functions::{MOST_NODES, specialized};
 use crate::infer::{Facts, Functions, Opsets, Walk, complete, declared, give_sizes};
 use crate::operators::Unknowns;
-use crate::proto::{Dimension, FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto};
+use crate::proto::{FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto};
 use crate::stored::{External, Stored};
 use graph::{Bindings, Symbol};
 use serde::Serialize;
@@ -122,7 +122,7 @@ fn bindings(graph: &GraphProto, shapes: &BTreeMap<String, Vec<usize>>) -> Bindin
         let dims = tensor.and_then(|t| t.shape.as_ref()).map(|s| &s.dim);
         let sizes = shapes.get(&info.name);
         for (dim, size) in dims.into_iter().flatten().zip(sizes.into_iter().flatten()) {
-            if let Some(Dimension::DimParam(name)) = &dim.value {
+            if let Some(name) = dim.name() {
                 bound.insert(Symbol::new(name), *size as i64);
             }
         }

@@ -408,6 +408,19 @@ pub struct DimensionProto {
     pub denotation: String,
 }
 
+impl DimensionProto {
+    /// The name of the size. What exporters write where they know no name is none: two sizes `?` need not be equal.
+    pub fn name(&self) -> Option<&str> {
+        match &self.value {
+            Some(Dimension::DimParam(name)) => {
+                let is_name = !matches!(name.as_str(), "" | "?" | "-1" | "None");
+                is_name.then_some(name)
+            }
+            _ => None,
+        }
+    }
+}
+
 /// A size.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub enum Dimension {

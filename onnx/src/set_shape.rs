@@ -152,8 +152,8 @@ fn fix(
     }
     for (d, (dim, size)) in shape.dim.iter_mut().zip(wanted).enumerate() {
         let Some(given) = *size else { continue };
-        match &dim.value {
-            Some(Dimension::DimValue(is)) if *is >= 0 && *is != given => {
+        match (&dim.value, dim.name()) {
+            (Some(Dimension::DimValue(is)), _) if *is >= 0 && *is != given => {
                 return Err(SetShapeError::Fixed {
                     name,
                     d,
@@ -161,11 +161,11 @@ fn fix(
                     given,
                 });
             }
-            Some(Dimension::DimParam(size)) if !size.is_empty() => {
-                let first = *named.entry(size.clone()).or_insert(given);
+            (_, Some(size)) => {
+                let first = *named.entry(size.to_string()).or_insert(given);
                 if first != given {
                     return Err(SetShapeError::Twice {
-                        size: size.clone(),
+                        size: size.to_string(),
                         first,
                         second: given,
                     });

@@ -126,9 +126,10 @@ impl Stored {
 
     /// Bytes of its elements.
     pub fn n_bytes(&self) -> usize {
-        match self.element().and_then(Element::bytes) {
-            Some(each) => each * self.len(),
-            None => self.proto.string_data.iter().map(Bytes::len).sum(),
+        match (self.element().and_then(Element::bytes), &self.every) {
+            (Some(each), _) => each.saturating_mul(self.len()),
+            (None, Some(every)) => every.n_bytes().saturating_mul(self.len()),
+            (None, None) => self.proto.string_data.iter().map(Bytes::len).sum(),
         }
     }
 
@@ -144,7 +145,7 @@ impl Stored {
             Some(every) => {
                 let (shape, n) = sizes(&self.proto.dims)?;
                 // A few bytes name any number of elements.
-                if n.saturating_mul(every.n_bytes()) > ALWAYS {
+                if n.saturating_mul(every.n_bytes_in_memory()) > ALWAYS {
                     return Err(format!("its {n} elements are too many to write out"));
                 }
                 Tensor::new(&shape, every.values.pick(std::iter::repeat_n(0, n)))
@@ -409,6 +410,20 @@ mod tests {
             ..TensorProto::default()
         };
         Stored::new(proto, &Arc::from(folder))
+    }
+
+    #[test]
+    fn strings_are_written_out_as_long_as_they_take_little_memory() {
+        let every = Tensor::new(&[], Values::String(vec![Bytes::new()]));
+        let few = Stored::filled(&[3], every.clone());
+        assert_eq!(few.n_bytes(), 6);
+        assert_eq!(
+            few.tensor().expect("few").n_bytes_in_memory(),
+            3 * size_of::<Bytes>()
+        );
+        // Empty strings take 2 bytes each in a file, which would fit.
+        let many = Stored::filled(&[1 << 24], every);
+        assert!(many.tensor().is_err());
     }
 
     #[test]

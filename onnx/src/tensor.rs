@@ -11,6 +11,9 @@ use half::{bf16, f16};
 use std::convert::Infallible;
 use std::sync::Arc;
 
+/// Bytes of a string in memory beside its text.
+pub const STRING_BYTES: usize = size_of::<Bytes>();
+
 /// Elements, row-major.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)]
@@ -194,6 +197,17 @@ impl Tensor {
         match &*self.values {
             Values::String(v) => v.iter().map(|s| s.len() + 2).sum(),
             values => values.element().bytes().unwrap_or(0) * values.len(),
+        }
+    }
+
+    /// Bytes its elements take in memory, at most: strings may share theirs.
+    pub fn n_bytes_in_memory(&self) -> usize {
+        match &*self.values {
+            Values::String(v) => {
+                let texts = v.iter().map(|s| s.len().saturating_add(STRING_BYTES));
+                texts.fold(0, usize::saturating_add)
+            }
+            _ => self.n_bytes(),
         }
     }
 

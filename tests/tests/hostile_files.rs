@@ -25,7 +25,7 @@ use tests::mutate::{Random, mutate};
 /// How many damaged files there are if nobody says: as many as take less than a minute unoptimized.
 const USUAL: usize = 2000;
 /// How many files with extreme attributes there are if nobody says.
-const USUAL_EXTREMES: usize = 200;
+const USUAL_EXTREMES: usize = 400;
 /// Memory that the commands may take for a file, unless it is larger than a quarter of that.
 const MOST_MEMORY_KIB: usize = 1 << 20;
 /// What has not answered by then never will; the commands' own limit counts time on the processor.

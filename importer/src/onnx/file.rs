@@ -135,9 +135,9 @@ impl File {
             let tensor = input.r#type.as_ref().and_then(|t| t.tensor_type.as_ref());
             let dims = tensor.and_then(|t| t.shape.as_ref()).into_iter();
             for (dimension, dim) in dims.flat_map(|shape| &shape.dim).enumerate() {
-                let (name, is_named) = match &dim.value {
-                    Some(Dimension::DimValue(_)) => continue,
-                    Some(Dimension::DimParam(name)) if !name.is_empty() => (name.clone(), true),
+                let (name, is_named) = match (&dim.value, dim.name()) {
+                    (Some(Dimension::DimValue(_)), _) => continue,
+                    (_, Some(name)) => (name.to_string(), true),
                     _ => (unnamed_size(&input.name, dimension), false),
                 };
                 if found.iter().all(|size| size.name != name) {

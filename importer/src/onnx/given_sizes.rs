@@ -1,7 +1,7 @@
 //! Values that a caller gives for dynamic sizes: whether the file has such sizes.
 
 use super::error::Problem;
-use super::proto::{Dimension, GraphProto};
+use super::proto::GraphProto;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A problem for each given size that the file does not have: neither an input nor an output is declared with
@@ -14,10 +14,7 @@ pub(super) fn unknown_sizes(
     let ports = graph.input.iter().chain(&graph.output);
     let types = ports.filter_map(|p| p.r#type.as_ref()?.tensor_type.as_ref()?.shape.as_ref());
     let dims = types.flat_map(|shape| &shape.dim);
-    let named = dims.filter_map(|dim| match &dim.value {
-        Some(Dimension::DimParam(name)) if !name.is_empty() => Some(name.as_str()),
-        _ => None,
-    });
+    let named = dims.filter_map(|dim| dim.name());
     let mut declared: BTreeSet<&str> = named.collect();
     let unknown =
         |name: &&String| !declared.contains(name.as_str()) && !made.contains(name.as_str());
@@ -42,7 +39,7 @@ pub(super) fn unknown_sizes(
 #[cfg(test)]
 mod tests {
     use super::super::proto::{
-        DimensionProto, TensorShapeProto, TensorTypeProto, TypeProto, ValueInfoProto,
+        Dimension, DimensionProto, TensorShapeProto, TensorTypeProto, TypeProto, ValueInfoProto,
     };
     use super::*;
 

@@ -325,12 +325,14 @@ impl<'g> Importer<'g> {
         )?;
         let mut shape = Vec::new();
         for (d, dim) in dims.dim.iter().enumerate() {
-            shape.push(match &dim.value {
-                Some(Dimension::DimValue(n)) if *n >= 0 => SymExpr::constant(*n),
-                Some(Dimension::DimValue(n)) => return Err(format!("dimension {d} has size {n}")),
-                Some(Dimension::DimParam(name)) if !name.is_empty() => {
+            shape.push(match (&dim.value, dim.name()) {
+                (Some(Dimension::DimValue(n)), _) if *n >= 0 => SymExpr::constant(*n),
+                (Some(Dimension::DimValue(n)), _) => {
+                    return Err(format!("dimension {d} has size {n}"));
+                }
+                (_, Some(name)) => {
                     let symbol = self.names.symbol(name);
-                    self.size(name.clone(), symbol)
+                    self.size(name.to_string(), symbol)
                 }
                 _ => {
                     let symbol = self.names.unnamed(&info.name, d);

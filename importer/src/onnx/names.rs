@@ -51,7 +51,7 @@ impl SizeNames {
 
 /// What dimension `d` of `input` is called where the file has no name for it.
 pub fn unnamed_size(input: &str, d: usize) -> String {
-    format!("{}_dim{d}", identifier(input))
+    format!("{}_dim{d}", identifier(input).replace('.', "_"))
 }
 
 #[cfg(test)]
@@ -77,5 +77,10 @@ mod tests {
         assert_eq!(names.symbol("past - 1"), "past___1_");
         assert_eq!(names.symbol("past + 1"), "past___1");
         assert_eq!(names.unnamed("x", 0), "x_dim0");
+        // A value for the size is given with the name that is told.
+        assert_eq!(
+            names.unnamed("Placeholder:0", 0),
+            unnamed_size("Placeholder:0", 0)
+        );
     }
 }

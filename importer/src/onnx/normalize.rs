@@ -113,9 +113,9 @@ fn fix(port: &mut ValueInfoProto, sizes: &BTreeMap<String, i64>) {
     let tensor = port.r#type.as_mut().and_then(|t| t.tensor_type.as_mut());
     let shape = tensor.and_then(|t| t.shape.as_mut());
     for (d, dim) in shape.into_iter().flat_map(|s| &mut s.dim).enumerate() {
-        let given = match &dim.value {
-            Some(Dimension::DimValue(_)) => continue,
-            Some(Dimension::DimParam(size)) if !size.is_empty() => sizes.get(size),
+        let given = match (&dim.value, dim.name()) {
+            (Some(Dimension::DimValue(_)), _) => continue,
+            (_, Some(size)) => sizes.get(size),
             _ => sizes.get(&unnamed_size(&name, d)),
         };
         if let Some(n) = given {

@@ -96,6 +96,15 @@ fn nodes_are_put_in_order() {
 }
 
 #[test]
+fn an_old_file_may_name_an_initializer_once() {
+    let mut model = model();
+    model.proto.ir_version = Some(3);
+    assert_eq!(problems_of(model.proto.clone()), "");
+    let note = "initializer `w`: files before version 4 of the format name it among the inputs too";
+    assert!(notes_of(model.proto).contains(note));
+}
+
+#[test]
 fn initializers_of_one_name_are_the_same() {
     let again = |change: fn(&mut TensorProto)| {
         let mut graph = model().proto.graph.unwrap_or_default();

@@ -165,6 +165,15 @@ impl Raising<'_> {
 
     /// Raises the last of `nodes` over every change of its operator; nodes that it needs come before it.
     fn node(&mut self, nodes: &mut Vec<NodeProto>) -> Result<(), RaiseError> {
+        let first = nodes.last().map_or_else(String::new, label);
+        let to = self.to;
+        let refused = |what: String| RaiseError::Node {
+            node: first,
+            what: format!("version {to} of the operators {what}"),
+        };
+        if nodes::leave_experiments(self, nodes).map_err(refused)? {
+            return Ok(());
+        }
         let mut at = self.from;
         loop {
             let node = nodes.last().cloned().unwrap_or_default();

@@ -136,7 +136,7 @@ impl Program<'_> {
             inputs.append(&mut carried);
             let mut outputs = self.pass(flow, body, inputs)?;
             for (part, output) in parts.iter_mut().zip(outputs.split_off(n + 1)) {
-                n_stacked += output.n_bytes();
+                n_stacked = output.n_bytes_in_memory().saturating_add(n_stacked);
                 part.push(output);
             }
             if n_stacked > self.most_bytes() {

@@ -92,7 +92,8 @@ pub(super) fn walk(
             let Ok(scope) = place else { continue };
             match lane.program.node(node, scope, opsets) {
                 Ok(outputs) => {
-                    scope.held += outputs.iter().map(Tensor::n_bytes).sum::<usize>();
+                    let made = outputs.iter().map(Tensor::n_bytes_in_memory);
+                    scope.held = made.fold(scope.held, usize::saturating_add);
                     let named = node.output.iter().cloned().zip(outputs);
                     scope.values.extend(named);
                     if let Err(error) = lane.program.has_room(node, scope) {
@@ -106,7 +107,7 @@ pub(super) fn walk(
             if !wanted.contains(name) {
                 for scope in scopes.iter_mut().flatten() {
                     let gone = scope.values.remove(*name);
-                    let freed = gone.as_ref().map_or(0, Tensor::n_bytes);
+                    let freed = gone.as_ref().map_or(0, Tensor::n_bytes_in_memory);
                     scope.held = scope.held.saturating_sub(freed);
                 }
             }

@@ -21,7 +21,7 @@ use crate::operators::bounds::{self, OperatorError};
 use crate::operators::{self, Call};
 use crate::proto::{FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto};
 use crate::stored;
-use crate::tensor::Tensor;
+use crate::tensor::{STRING_BYTES, Tensor};
 use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -205,7 +205,7 @@ impl<'m> Program<'m> {
             let n = crate::tensor::sizes(&t.dims).map_or(0, |(_, n)| n);
             let each = match Element::of_number(t.data_type) {
                 Some(element) if element.is_float() && self.precision == Precision::Float64 => 8,
-                element => element.and_then(Element::bytes).unwrap_or(16),
+                element => element.and_then(Element::bytes).unwrap_or(STRING_BYTES),
             };
             n.saturating_mul(each)
         };
@@ -282,7 +282,7 @@ impl<'m> Program<'m> {
 
     /// Has room for what follows from these values.
     fn make_room(&self, feeds: &Values) {
-        let given = feeds.values().map(Tensor::n_bytes);
+        let given = feeds.values().map(Tensor::n_bytes_in_memory);
         let given = given.fold(0usize, usize::saturating_add);
         let room = given.saturating_mul(TIMES_GIVEN);
         self.most_bytes.fetch_max(room, Ordering::Relaxed);

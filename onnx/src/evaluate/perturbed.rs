@@ -30,6 +30,7 @@ const EXACT: &[&str] = &[
     "Clip",
     "Constant",
     "ConstantOfShape",
+    "Crop",
     "DepthToSpace",
     "Dropout",
     "EyeLike",

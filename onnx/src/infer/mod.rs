@@ -398,7 +398,7 @@ pub(crate) fn give_sizes(graph: &GraphProto, unknowns: &Unknowns) {
     let types = graph.input.iter().filter_map(|i| i.r#type.as_ref());
     let shapes = types.filter_map(|t| t.tensor_type.as_ref()?.shape.as_ref());
     for dim in shapes.flat_map(|s| &s.dim) {
-        if let Some(Dimension::DimParam(name)) = &dim.value {
+        if let Some(name) = dim.name() {
             unknowns.give(name);
         }
     }
@@ -440,9 +440,9 @@ fn stated(info: &ValueInfoProto, unknowns: &Unknowns, named: &dyn Fn(&str) -> Sy
     let Some(tensor) = tensor else {
         return Fact::default();
     };
-    let size = |dim: &crate::proto::DimensionProto| match &dim.value {
-        Some(Dimension::DimValue(n)) if *n >= 0 => SymExpr::constant(*n),
-        Some(Dimension::DimParam(name)) if !name.is_empty() => named(name),
+    let size = |dim: &crate::proto::DimensionProto| match (&dim.value, dim.name()) {
+        (Some(Dimension::DimValue(n)), _) if *n >= 0 => SymExpr::constant(*n),
+        (_, Some(name)) => named(name),
         _ => unknowns.size(),
     };
     let shape = tensor

@@ -7,16 +7,13 @@
 use super::{Call, Inference, Operator, Unknowns};
 use crate::element::Element;
 use crate::fact::Fact;
-use crate::tensor::Tensor;
+use crate::tensor::{STRING_BYTES, Tensor};
 
 /// Room for a result whatever file it belongs to.
 pub const ALWAYS: usize = 256 << 20;
 
 /// Inputs of up to so many elements decide sizes; longer ones are only computed with.
 const DECIDING: usize = 64;
-
-/// Bytes of an element of text: what a short one takes.
-const TEXT_BYTES: usize = 32;
 
 /// Why an operator gives no outputs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -77,7 +74,7 @@ impl Operator {
             let Some(sizes) = fact.sizes() else { continue };
             let each = match fact.element {
                 Some(element) if call.widened && element.is_float() => 8,
-                element => element.and_then(Element::bytes).unwrap_or(TEXT_BYTES),
+                element => element.and_then(Element::bytes).unwrap_or(STRING_BYTES),
             };
             let bytes = sizes.iter().try_fold(each, |p, n| p.checked_mul(*n));
             if bytes.is_none_or(|n| n > most_bytes) {

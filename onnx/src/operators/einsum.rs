@@ -25,6 +25,9 @@ pub const ROWS: &[Operator] = &[Operator::new("Einsum", infer, |call| {
     .map(|y| vec![y])
 })];
 
+/// Bytes of an equation that a message repeats, at most.
+const MOST_SHOWN: usize = 200;
+
 /// Dimensions of operands and of the result; those of an ellipsis are numbered from the last.
 struct Equation {
     operands: Vec<Vec<String>>,
@@ -48,8 +51,10 @@ impl Equation {
             let letters = term.replace("...", "").chars().count();
             let wide = if term.contains("...") {
                 rank.checked_sub(letters)?
-            } else {
+            } else if letters == *rank {
                 0
+            } else {
+                return None;
             };
             widest = widest.max(wide);
             let names = names(term, wide)?;
@@ -208,6 +213,14 @@ impl<R: Real> Named<R> {
     }
 }
 
+/// An equation for a message.
+fn shown(text: &str) -> String {
+    match text.len() <= MOST_SHOWN {
+        true => format!("`{text}`"),
+        false => format!("of {} bytes", text.len()),
+    }
+}
+
 fn einsum<R: Real>(call: &Call) -> Result<Named<R>, String> {
     let inputs: Vec<&Tensor> = (0..call.inputs.len())
         .map(|n| call.input(n))
@@ -216,7 +229,7 @@ fn einsum<R: Real>(call: &Call) -> Result<Named<R>, String> {
     let text = call.attributes.text("equation").unwrap_or("");
     let equation = Equation::new(text, &ranks);
     let equation =
-        equation.ok_or_else(|| format!("the equation `{text}` does not fit its inputs"))?;
+        equation.ok_or_else(|| format!("the equation {} does not fit its inputs", shown(text)))?;
     let mut sizes: BTreeMap<String, usize> = BTreeMap::new();
     let mut operands = Vec::new();
     for (names, t) in equation.operands.iter().zip(&inputs) {
@@ -311,4 +324,20 @@ fn whole(element: crate::element::Element, x: Named<f64>) -> Result<Tensor, Stri
     let values: Vec<i64> = x.values.iter().map(|x| *x as i64).collect();
     Tensor::of_ints(element, &x.sizes, &values)
         .ok_or_else(|| format!("it is not defined on {element}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Equation, shown};
+
+    #[test]
+    fn a_term_has_a_letter_for_each_dimension() {
+        assert!(Equation::new("ij,jk->ik", &[2, 2]).is_some());
+        assert!(Equation::new("...i->...", &[3]).is_some());
+        // A file may hold an equation as long as itself.
+        let long = "a".repeat(1 << 16);
+        assert!(Equation::new(&long, &[2]).is_none());
+        assert_eq!(shown("ij->ji"), "`ij->ji`");
+        assert_eq!(shown(&long), "of 65536 bytes");
+    }
 }

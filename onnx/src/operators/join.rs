@@ -187,7 +187,8 @@ struct Cuts<T> {
     steps: Vec<i64>,
 }
 
-fn infer_slice(cx: &Inference) -> Option<Vec<Fact>> {
+/// Type and sizes of the elements between two positions along some dimensions.
+pub fn infer_slice(cx: &Inference) -> Option<Vec<Fact>> {
     let from = cx.shape(0)?;
     let Some(cuts) = inferred_cuts(cx, from.len()) else {
         return cx.like_first(Some(cx.unknown_shape(from.len())));
@@ -277,7 +278,11 @@ fn span(size: usize, start: i64, end: i64, step: i64) -> (usize, usize) {
     (start.max(0) as usize, length as usize)
 }
 
-fn slice(call: &Call) -> Result<Vec<Tensor>, String> {
+/// The elements between two positions along some dimensions.
+///
+/// # Errors
+/// A sentence: positions that do not fit.
+pub fn slice(call: &Call) -> Result<Vec<Tensor>, String> {
     let x = call.input(0)?;
     let cuts = cuts(call, x.shape.len())?;
     let mut view = View::whole(&x.shape);

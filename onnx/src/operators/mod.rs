@@ -13,6 +13,7 @@ mod cast;
 mod convolution;
 mod detection;
 mod einsum;
+mod experimental;
 mod features;
 mod fused;
 mod fused_attention;
@@ -46,6 +47,7 @@ mod transposed_convolution;
 mod unary;
 mod windows;
 
+pub use experimental::Border;
 pub use join::{joined, slice_at};
 pub use resize::{Interpolation, interpolations};
 pub use symbolic::is_at_least;
@@ -136,6 +138,7 @@ const FAMILIES: &[&[Operator]] = &[
     convolution::ROWS,
     detection::ROWS,
     einsum::ROWS,
+    experimental::ROWS,
     features::ROWS,
     fused::ROWS,
     fused_attention::ROWS,

@@ -147,6 +147,27 @@ mod tests {
     }
 
     #[test]
+    fn sizes_without_a_name_are_not_equal() {
+        let swapped = |sizes: &str| {
+            let trial = Trial::new(17).only(&["remove-no-op"]).input("x", sizes);
+            let trial = trial.ints("order", &[1, 0]).node("s = Shape(x)");
+            let trial = trial.node("t = Gather(s, order)");
+            trial
+                .node("r = Reshape(x, t)")
+                .node("y = Neg(r)")
+                .output("y", sizes)
+        };
+        let kept = |trial: &Trial| {
+            let (_, nodes) = trial.run();
+            nodes.iter().filter(|n| n.contains("Reshape")).count()
+        };
+        assert_eq!(kept(&swapped("n n")), 0);
+        for none in ["? ?", "None None", "-1 -1"] {
+            assert_eq!(kept(&swapped(none)), 1, "{none}");
+        }
+    }
+
+    #[test]
     fn what_changes_something_stays() {
         around(|t| {
             t.with("b = Transpose(a)", vec![ints("perm", &[0, 1])])

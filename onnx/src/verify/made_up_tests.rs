@@ -37,6 +37,20 @@ fn inputs_that_are_too_large_are_said_to_be() {
 }
 
 #[test]
+fn strings_are_made_up_as_long_as_they_take_little_memory() {
+    // As many numbers would be made up.
+    let mut model = Trial::new(20).input("x", "9000000");
+    model = model.node("y = Identity(x)").output("y", "9000000");
+    let mut model = model.model();
+    let graph = model.proto.graph.as_mut().expect("a graph");
+    let values = graph.input.iter_mut().chain(&mut graph.output);
+    let types = values.filter_map(|value| value.r#type.as_mut()?.tensor_type.as_mut());
+    types.for_each(|of| of.elem_type = Element::String.number());
+    let error = evidence(&model, &Options::default()).expect_err("too large");
+    assert!(error.to_string().ends_with("give smaller sizes"), "{error}");
+}
+
+#[test]
 fn a_sparse_constant_is_what_it_stands_for() {
     let sparse = SparseTensorProto {
         values: Some(reals(&[2]).to_proto("")),

@@ -22,6 +22,7 @@ mod masks;
 mod numbers;
 mod options;
 mod random;
+mod related;
 mod renamed;
 mod rounding;
 mod runs;

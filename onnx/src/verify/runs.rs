@@ -6,7 +6,7 @@
 use super::asked::Asked;
 use super::attempts::Attempt;
 use super::cuts::Cuts;
-use super::samples::{MOST_ELEMENTS, Planted, Sampler};
+use super::samples::{MOST_ELEMENTS, Planted, STRING_WEIGHT, Sampler};
 use super::{Options, Oracle, VerifyError, program};
 use crate::evaluate::{EvaluateError, Lane, Outcome, Precision, Program, Values, run_in_step};
 use crate::file::Model;
@@ -35,7 +35,11 @@ impl Run {
     /// Bytes of what is kept of it.
     pub fn n_bytes(&self) -> usize {
         let outputs = self.stored.iter().chain(self.exact.iter().flatten());
-        let all = self.feeds.values().chain(outputs).map(Tensor::n_bytes);
+        let all = self
+            .feeds
+            .values()
+            .chain(outputs)
+            .map(Tensor::n_bytes_in_memory);
         all.fold(0, usize::saturating_add)
     }
 
@@ -342,8 +346,8 @@ impl<'m> Programs<'m> {
             Some(cause) => VerifyError::Original { cause },
             None => VerifyError::Given {
                 what: format!(
-                    "the made-up inputs would have a negative size, or together more than {MOST_ELEMENTS} elements; \
-                     give smaller sizes"
+                    "the made-up inputs would have a negative size, or together more than {MOST_ELEMENTS} elements, \
+                     where a string counts as {STRING_WEIGHT}; give smaller sizes"
                 ),
             },
         })

@@ -10,6 +10,7 @@ use super::cuts::Cuts;
 use super::fitting::Fitting;
 use super::numbers::{magnitudes, plant, words};
 use super::random::Random;
+use super::related::with_masks;
 use super::{Options, VerifyError, given};
 use crate::attributes::Attributes;
 use crate::element::Element;
@@ -176,13 +177,14 @@ impl Sampler {
         let n_first = first.len();
         let symbols: Vec<String> = first.into_iter().chain(others).collect();
         given::known_relations(&options.relations, &symbols)?;
+        let relations = with_masks(graph, &facts, &symbols, &options.relations, &preset);
         Ok(Sampler {
             given,
             fixed: options.given().clone(),
             symbols,
             n_first,
             preset,
-            relations: options.relations.clone(),
+            relations,
             inner: reshaped_sizes(graph, &facts),
             settled: None,
             positive: false,
@@ -424,7 +426,12 @@ impl Sampler {
             let Some(sizes) = tensor_sizes(&sizes) else {
                 return Ok(None);
             };
-            room = room.saturating_sub(sizes.iter().product::<usize>());
+            let weight = match element {
+                Element::String => STRING_WEIGHT,
+                _ => 1,
+            };
+            let len: usize = sizes.iter().product();
+            room = room.saturating_sub(len.saturating_mul(weight));
             if room == 0 {
                 return Ok(None);
             }
@@ -571,6 +578,9 @@ fn bound(graph: &GraphProto, facts: &Facts, name: &str, depth: usize) -> Option<
 
 /// Elements of all inputs together that are made up: as many as a picture of 3840 × 2160 has.
 pub(super) const MOST_ELEMENTS: usize = 3 << 23;
+
+/// Elements that a string counts as: it takes so many times the memory of a number.
+pub(super) const STRING_WEIGHT: usize = 8;
 
 /// Sizes of a tensor that is not too large to be made up.
 fn tensor_sizes(sizes: &[i64]) -> Option<Vec<usize>> {

@@ -158,6 +158,12 @@ fn einsum(cx: &mut NodeCx) -> Values {
         )));
     }
     let ellipsis = spell_out_ellipsis(cx, &mut terms, &inputs)?;
+    let fits = |(term, input): (&String, &ContainerId)| term.chars().count() == cx.rank(*input);
+    if !terms.iter().zip(&inputs).all(fits) {
+        return Err(Refusal(
+            "its equation has not one letter for each dimension of its inputs".into(),
+        ));
+    }
     let right = match right {
         Some(right) => right.replace("...", &ellipsis),
         None => ellipsis + &implicit_result(&left),
@@ -226,8 +232,8 @@ fn spell_out_ellipsis(
 fn implicit_result(left: &str) -> String {
     let mut once: Vec<char> = left.chars().filter(char::is_ascii_alphabetic).collect();
     once.sort_unstable();
-    once.retain(|c| left.matches(*c).count() == 1);
-    once.into_iter().collect()
+    let once = once.chunk_by(|a, b| a == b).filter(|same| same.len() == 1);
+    once.flatten().collect()
 }
 
 /// `x` with its last dimension split in `[heads, width/heads]` and the heads moved before the rows.
@@ -242,4 +248,16 @@ pub fn split_heads(cx: &mut NodeCx, x: ContainerId, heads: i64) -> Result<Contai
         .ok_or_else(|| Refusal(format!("{width} columns do not divide into {heads} heads")))?;
     let x = cx.reshape(x, vec![batch.clone(), rows.clone(), heads, each])?;
     cx.permute(x, &[0, 2, 1, 3])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::implicit_result;
+
+    #[test]
+    fn letters_that_occur_once_are_the_result() {
+        assert_eq!(implicit_result("ki,ij"), "jk");
+        // Linear in the length: a file may hold an equation as long as itself.
+        assert_eq!(implicit_result(&("a".repeat(1 << 22) + "b")), "b");
+    }
 }

@@ -1,5 +1,6 @@
 //! What changes in a node where the standard changed its operator, one version at a time.
 
+mod experimental;
 mod oldest;
 
 use super::Raising;
@@ -58,6 +59,25 @@ pub(super) fn raise(cx: &mut Raising, nodes: &mut Vec<NodeProto>, since: i64) ->
         }
         _ => Ok(false),
     };
+    let Made { before, node, .. } = made;
+    nodes.extend(before);
+    nodes.push(node);
+    changed
+}
+
+/// Replaces the last of `nodes` if it is an experiment that version `to` no longer has; whether it was one.
+pub(super) fn leave_experiments(cx: &mut Raising, nodes: &mut Vec<NodeProto>) -> Change {
+    let is_one = |node: &NodeProto| experimental::NAMES.contains(&node.op_type.as_str());
+    let passes = cx.from < experimental::UNTIL && cx.to >= experimental::UNTIL;
+    let Some(last) = nodes.pop_if(|node| passes && is_one(node)) else {
+        return Ok(false);
+    };
+    let mut made = Made {
+        cx,
+        before: Vec::new(),
+        node: last,
+    };
+    let changed = experimental::raise(&mut made);
     let Made { before, node, .. } = made;
     nodes.extend(before);
     nodes.push(node);

@@ -115,6 +115,60 @@ fn normalization_loses_what_it_had_for_one_image() {
 }
 
 #[test]
+fn experiments_become_operators_that_stayed() {
+    let both = || vec![float("alpha", 1.5), float("beta", -0.75)];
+    assert_eq!(
+        held(7, 13, "y = Affine(x)", both(), "3 4"),
+        ["Constant", "Mul", "Constant", "Add"]
+    );
+    assert_eq!(
+        held(9, 23, "y = ScaledTanh(x)", both(), "3 4"),
+        ["Constant", "Mul", "Tanh", "Constant", "Mul"]
+    );
+    held(7, 13, "y = Affine(x)", Vec::new(), "3 4");
+    held(7, 13, "y = Scale(x)", vec![float("scale", 3.0)], "3 4");
+    held(7, 13, "y = ParametricSoftplus(x)", both(), "3 4");
+    let bias = AttributeProto {
+        name: "bias".into(),
+        r#type: crate::proto::attribute_type::FLOATS,
+        floats: vec![0.5, -1.0, 2.0],
+        ..Default::default()
+    };
+    let scaled = vec![float("scale", 0.25), bias];
+    held(7, 13, "y = ImageScaler(x)", scaled, "2 3 4 5");
+    for border in [[1, 2, 0, 1], [0, 0, 0, 0], [2, 0, 1, 0]] {
+        let cropped = vec![ints("border", &border)];
+        let made = held(7, 13, "y = Crop(x)", cropped, "2 3 4 5");
+        assert_eq!(made.last().map(String::as_str), Some("Slice"));
+    }
+    let cut = vec![ints("border", &[1, 2, 0, 0]), ints("scale", &[2, 3])];
+    held(7, 13, "y = Crop(x)", cut, "2 3 4 5");
+    let constant = |n| crate::tensor::Tensor::ints(&[n]);
+    let trial = Trial::new(9).input("x", "3 4");
+    let trial = trial
+        .constant("from", constant(1))
+        .constant("to", constant(3));
+    let trial = trial.node("y = DynamicSlice(x, from, to)");
+    assert_eq!(held_trial(trial.output("y", "2 4"), 13), ["Slice"]);
+}
+
+#[test]
+fn an_experiment_without_what_it_needs_is_refused() {
+    let refused = |call: &str, attributes| {
+        let trial = Trial::new(7).input("x", "1 1 3 4");
+        let model = trial.with(call, attributes).output("y", "a b c d").model();
+        let error = raise(&model.proto, &model.folder, 13).expect_err("refused");
+        error.to_string()
+    };
+    assert_eq!(
+        refused("y = ScaledTanh(x)", Vec::new()),
+        "ScaledTanh → `y`: version 13 of the operators needs `beta`, and the node has none"
+    );
+    let sides = vec![ints("border", &[1, 2])];
+    assert!(refused("y = Crop(x)", sides).contains("its border [1, 2] has not four sides"));
+}
+
+#[test]
 fn what_is_not_known_is_refused_by_name() {
     let refused = |trial: Trial, to| {
         let model = trial.model();
