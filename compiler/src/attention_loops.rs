@@ -68,7 +68,7 @@ pub(crate) fn replace(graph: &mut Graph, hints: &Bindings, wrt: &[usize]) -> Res
         let trains_mask = own.mask.is_some_and(|id| trained.contains(&id));
         !trains_mask && is_large(graph, own, hints)
     };
-    attention_pattern::recognize(graph, &is_taken)?;
+    attention_pattern::recognize(graph, is_taken)?;
     let Some(state) = graph.single_state() else {
         return Ok(());
     };
