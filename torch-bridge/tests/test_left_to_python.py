@@ -135,3 +135,20 @@ def test_python_runs_an_assignment_to_data_and_nothing_else():
             one.zero_grad()
             (scores * scores).sum().backward()
         torch.testing.assert_close(model.layer.weight.grad, eager.layer.weight.grad)
+
+
+class Checked(nn.Module):
+    """Asks for types as code does that is also meant for TorchScript."""
+
+    def forward(self, x, scale):
+        if torch.jit.isinstance(scale, str):
+            return x.exp() if scale == "exp" else x.tanh()
+        if torch.jit.isinstance(scale, bool):
+            return x.sin() if scale else x.cos()
+        return x * scale if torch.jit.isinstance(x, torch.Tensor) else None
+
+
+def test_type_checks_of_torchscript_do_not_break_the_graph():
+    compiled, x = shorthaul.module(Checked(), fallback="error"), torch.randn(3)
+    for scale in ("exp", "tanh", True, False, 3.0):
+        torch.testing.assert_close(compiled(x, scale), Checked()(x, scale))
