@@ -250,9 +250,16 @@ def _break_at_values_that_are_not_put_back(is_ours) -> None:
                 _stop("generator from outside", "its steps cannot be put back")
             if isinstance(value, dict) and any(isinstance(key, torch.Tensor) for key in value):
                 _stop("dictionary with tensors as keys", "no guard sees its keys")
+            if isinstance(value, torch.Tensor) and _is_view_of_sparse(value):
+                _stop("values of a sparse tensor", "PyTorch's tracer fails on its views")
         return original(self, value)
 
     builder.VariableBuilder._wrap = wrap
+
+
+def _is_view_of_sparse(tensor: torch.Tensor) -> bool:
+    base = tensor._base if tensor._is_view() else None
+    return base is not None and base.layout not in (torch.strided, torch.jagged)
 
 
 def _guard_inlined_functions(is_ours) -> None:
