@@ -135,3 +135,47 @@ def test_python_runs_an_assignment_to_data_and_nothing_else():
             one.zero_grad()
             (scores * scores).sum().backward()
         torch.testing.assert_close(model.layer.weight.grad, eager.layer.weight.grad)
+
+
+class Checked(nn.Module):
+    """Asks for types as code does that is also meant for TorchScript."""
+
+    def forward(self, x, scale):
+        if torch.jit.isinstance(scale, str):
+            return x.exp() if scale == "exp" else x.tanh()
+        if torch.jit.isinstance(scale, bool):
+            return x.sin() if scale else x.cos()
+        return x * scale if torch.jit.isinstance(x, torch.Tensor) else None
+
+
+def test_type_checks_of_torchscript_do_not_break_the_graph():
+    compiled, x = shorthaul.module(Checked(), fallback="error"), torch.randn(3)
+    for scale in ("exp", "tanh", True, False, 3.0):
+        torch.testing.assert_close(compiled(x, scale), Checked()(x, scale))
+
+
+class ReadsData(nn.Module):
+    """Reads ``.data``, as code from before PyTorch 0.4 does, of an input, a weight and a result."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        n, _ = x.data.shape
+        y = self.layer(x)
+        largest = y.data.abs().max(1, keepdim=True)[0]
+        return (y / largest).sum() / n + (self.layer.weight.data[0] * y).mean()
+
+
+def test_reads_of_data_are_compiled():
+    torch.manual_seed(0)
+    eager = ReadsData()
+    compiled = shorthaul.module(copy.deepcopy(eager), fallback="error")
+    given = [torch.randn(2, 4).requires_grad_() for _ in range(2)]
+    given[1].data = given[0].data.clone()
+    for model, x in zip((eager, compiled), given, strict=True):
+        model(x).backward()
+    torch.testing.assert_close(given[1].grad, given[0].grad)
+    for ours, theirs in zip(compiled.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)

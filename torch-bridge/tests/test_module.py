@@ -368,6 +368,24 @@ class Combining(nn.Module):
         return self.second(rows)
 
 
+def test_slices_that_end_before_they_start_are_compiled():
+    """A mask of shifted windows has them where nothing is shifted: ``m[-2:-0]``."""
+
+    class Mask(nn.Module):
+        def forward(self, x):
+            m, shift = x.new_zeros(4, 6), 0
+            for i, rows in enumerate((slice(0, -2), slice(-2, -shift), slice(-shift, None))):
+                for k, columns in enumerate((slice(0, -3), slice(-3, -1), slice(-1, None))):
+                    m[rows, columns] = 3 * i + k
+            m[:, 5:2] += 1
+            return m * x.sum(), m[3:1]
+
+    eager, compiled = Mask(), shorthaul.module(Mask(), fallback="error")
+    x = torch.randn(3)
+    for ours, theirs in zip(compiled(x), eager(x), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_a_map_of_elements_is_compiled_with_what_is_around_it():
     with recorded() as calls:
         assert_matches(

@@ -175,3 +175,21 @@ def test_gradients_of_variances_over_symbolic_sizes(dtype):
         assert found[0].dtype == dtype
         tolerance = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 3e-2}[dtype]
         torch.testing.assert_close(found[0].double(), found[1], rtol=tolerance, atol=tolerance)
+
+
+class Marks(nn.Module):
+    """Writes slices of zeros that have the sizes of the input."""
+
+    def forward(self, x):
+        n = x.shape[0]
+        marks = x.new_zeros(x.shape)
+        marks[:2] = 1.0
+        marks[2 : n - 1, 1:] += 3.0
+        return marks * x.sum()
+
+
+def test_tensors_of_an_input_s_sizes_are_compiled_for_each_size():
+    compiled = shorthaul.module(Marks(), fallback="error")
+    for n in (6, 5, 3, 4):
+        x = torch.randn(n, 3)
+        torch.testing.assert_close(compiled(x), Marks()(x))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import functools
 import types
+import typing
 import warnings
 from collections.abc import Callable
 
@@ -23,6 +24,7 @@ from torch._dynamo.variables import (
     TensorVariable,
     builder,
     builtin,
+    functions,
     higher_order_ops,
     misc,
     nn_module,
@@ -57,6 +59,7 @@ def apply(is_ours: Callable[[object], bool]) -> None:
         _break_at_padding,
         _break_at_other_memory,
         _trace_covariances,
+        _trace_type_checks,
     )
     if VERSION < (2, 14):
         mends += (*_older_tracers.mends(), _break_at_autograd_functions)
@@ -247,9 +250,16 @@ def _break_at_values_that_are_not_put_back(is_ours) -> None:
                 _stop("generator from outside", "its steps cannot be put back")
             if isinstance(value, dict) and any(isinstance(key, torch.Tensor) for key in value):
                 _stop("dictionary with tensors as keys", "no guard sees its keys")
+            if isinstance(value, torch.Tensor) and _is_view_of_sparse(value):
+                _stop("values of a sparse tensor", "PyTorch's tracer fails on its views")
         return original(self, value)
 
     builder.VariableBuilder._wrap = wrap
+
+
+def _is_view_of_sparse(tensor: torch.Tensor) -> bool:
+    base = tensor._base if tensor._is_view() else None
+    return base is not None and base.layout not in (torch.strided, torch.jagged)
 
 
 def _guard_inlined_functions(is_ours) -> None:
@@ -502,6 +512,28 @@ def _has_enough_observations(operator, args, kwargs) -> bool:
     x = x.as_proxy().node.meta["example_value"]
     enough = x.dim() in (1, 2) and x.shape[-1] > max(0, given.get("correction", 1))
     return bool(enough) and x.is_floating_point()
+
+
+def _trace_type_checks(is_ours) -> None:
+    """``torch.jit.isinstance`` of a plain class is ``isinstance``; Dynamo would break the graph."""
+    call_any = functions.SkipFunctionVariable.call_function
+
+    def call_function(self, tx, args, kwargs):
+        if self.value is torch.jit.isinstance and _is_capturing(is_ours, tx):
+            if len(args) == 2 and not kwargs and _is_plain_class(args[1]):
+                return VariableTracker.build(tx, isinstance).call_function(tx, args, kwargs)
+        return call_any(self, tx, args, kwargs)
+
+    functions.SkipFunctionVariable.call_function = call_function
+
+
+def _is_plain_class(variable: VariableTracker) -> bool:
+    """Whether this is a class, but none whose items TorchScript wants to know the types of."""
+    if not variable.is_python_constant():
+        return False
+    kind = variable.as_python_constant()
+    is_class = isinstance(kind, type) and typing.get_origin(kind) is None
+    return is_class and kind not in (list, dict, tuple)
 
 
 #: Larger integers of modules are no counters, and may leave the range of 64 bits.

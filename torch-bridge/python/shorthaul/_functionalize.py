@@ -95,11 +95,26 @@ def functionalize(graph: fx.Graph) -> Functional | None:
             if not _append_in_place(functional, node, aliases):
                 return None
         else:
-            args = _bind(functional, node)
+            target, args = _without_empty_slices(str(node.target), _bind(functional, node))
             functional.nodes.append(
-                FunctionalNode(node, str(node.target), args, _values(node), _is_tensor_op(node))
+                FunctionalNode(node, target, args, _values(node), _is_tensor_op(node))
             )
     return functional
+
+
+def _without_empty_slices(target: str, args: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A slice ``x[4:2]`` ends where it starts, and a write to a slice without elements copies."""
+    if target not in ("aten.slice.Tensor", "aten.slice_scatter.default"):
+        return target, args
+    n, start, end = args["self"].value.shape[args["dim"]], args["start"], args["end"]
+    if type(n) is not int or not all(bound is None or type(bound) is int for bound in (start, end)):
+        return target, args
+    first, last, _ = slice(start, end).indices(n)
+    if last > first:
+        return target, args
+    if target == "aten.slice_scatter.default":
+        return "aten.clone.default", {"self": args["self"], "memory_format": None}
+    return target, args | {"start": first, "end": first}
 
 
 def _values(node: fx.Node) -> list[Any]:

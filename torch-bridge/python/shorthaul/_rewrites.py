@@ -19,6 +19,7 @@ from torch.nn import attention, functional
 from ._autocast import AUTOCAST
 from ._nodes import (
     is_empty,
+    is_in_place,
     name_of,
     needs_gradient,
     overlaps,
@@ -301,6 +302,51 @@ def take_views(graph: fx.Graph) -> None:
         graph.erase_node(node)
 
 
+def read_data(graph: fx.Graph) -> None:
+    """before  f(x.data)   after  f(x.detach())
+
+    A write to one of the two counts as a write to the other after ``detach`` only. So they are the
+    same where nothing behind writes to their memory, and where the graph returns no view of it.
+    """
+    nodes = list(graph.nodes)
+    for at, node in enumerate(nodes):
+        if name_of(node) != "_get_data_attr" or storage_of(node) is None:
+            continue
+        memory = storage_of(node)
+        if any(_may_write(one, memory) for one in nodes[at + 1 :]):
+            continue
+        views = {node}
+        for one in nodes[at + 1 :]:
+            is_result = one.op == "output" or any(
+                t.untyped_storage()._cdata == memory for t in _strided(value_of(one))
+            )
+            if is_result and not views.isdisjoint(one.all_input_nodes):
+                views.add(one)
+        if nodes[-1] in views:
+            continue
+        if node.users:
+            with graph.inserting_before(node):
+                detached = graph.call_method("detach", node.args)
+            detached.meta = dict(node.meta)
+            node.replace_all_uses_with(detached)
+        graph.erase_node(node)
+
+
+def _may_write(node: fx.Node, memory: int) -> bool:
+    """Whether a node may write to a memory that it is given."""
+    given = [one for one in node.all_input_nodes if storage_of(one) == memory]
+    schema = getattr(node.target, "_schema", None)
+    if is_in_place(node) or "out" in node.kwargs or (schema is not None and schema.is_mutable):
+        return bool(given)
+    # Norms write their statistics, embeddings may shorten rows of their table.
+    writes = name_of(node) in ("batch_norm", "instance_norm", "embedding", "embedding_bag")
+    return writes and any(one is not node.all_input_nodes[0] for one in given)
+
+
+def _strided(value: object) -> list[torch.Tensor]:
+    return [tensor for tensor in tensors_of(value) if tensor.layout == torch.strided]
+
+
 def _metadata(tensor: torch.Tensor) -> tuple:
     return tuple(map(expression, tensor.shape)), tensor.dtype, tensor.device
 
@@ -308,6 +354,7 @@ def _metadata(tensor: torch.Tensor) -> tuple:
 def simplify(graph: fx.Graph) -> None:
     """All of these rewrites but ``take_views``, which comes before all others."""
     drop_unread_shapes(graph)
+    read_data(graph)
     drop_choices_of_attention(graph)
     expand_one_by_one(graph)
     drop_empty_operands(graph)

@@ -33,6 +33,8 @@ def write_out_sizes(graph: fx.Graph) -> None:
     before  size = y.size(); m = size[0]; z = x.view(m, -1)   after  z = x.view(n, -1)
 
     where n is an input of the graph, or a number. ``y`` then does not have to leave its region.
+
+    before  size = x.size(); y = x.new_zeros(size)   after  y = x.new_zeros((n, 3))
     """
     _take_from_inputs(graph)
     for node in list(graph.nodes):
@@ -57,7 +59,17 @@ def _take_from_inputs(graph: fx.Graph) -> None:
     for node in reversed(list(graph.nodes)):
         if not _reads_sizes(node):
             continue
-        size = expression(node.meta["example_value"])
+        value = node.meta["example_value"]
+        if isinstance(value, (list, tuple)):
+            items = tuple(known.get(size, size) for size in map(expression, value))
+            if all(isinstance(item, (int, fx.Node)) for item in items):
+                for user in list(node.users):
+                    if isinstance(user.meta.get("example_value"), torch.Tensor):
+                        _replace_operand(user, node, items)
+            if not node.users:
+                graph.erase_node(node)
+            continue
+        size = expression(value)
         if isinstance(size, int) or (isinstance(size, sympy.Basic) and size in known):
             for user in list(node.users):
                 _replace_operand(user, node, known.get(size, size))

@@ -127,6 +127,45 @@ def detached_input(wrap):
 
 
 @program
+def data_of_input(wrap):
+    """A write to it is no write of the input: the backward pass reads what was written."""
+    m, x = wrap(lambda x: (x.data[1:], x * x)), randn(3)
+    out, y = m(x)
+    shared = aliases(out=out, x=x)
+    out.add_(1)
+    y.sum().backward()
+    return [shared, out, x, x.grad]
+
+
+@program
+def data_before_a_write(wrap):
+    """The write reaches it, and the backward pass reads what was written."""
+
+    def forward(x, w):
+        seen = w.data
+        y = x * seen
+        with torch.no_grad():
+            w.mul_(2)
+        return y, seen.sum()
+
+    m, x, w = wrap(forward), randn(3), randn(3)
+    out = m(x, w)
+    out[0].sum().backward()
+    return [out, x.grad, w.grad, w]
+
+
+@program
+def data_that_is_read(wrap):
+    def forward(x):
+        n, _ = x.data.shape
+        y = x.exp()
+        return y / y.data.max(1, keepdim=True)[0] * x.data + n
+
+    m = wrap(forward)
+    return [step(m, randn(2, 3)), step(m, randn(2, 3))]
+
+
+@program
 def contiguous_input_is_itself(wrap):
     m, x = wrap(lambda x: x.contiguous()), torch.randn(3, 2)
     y = torch.randn(2, 3).t()

@@ -395,6 +395,18 @@ def nested_tensor_input(wrap):
 
 
 @program
+def values_of_a_sparse_input(wrap):
+    """PyTorch's tracer fails on views of sparse tensors."""
+    m, seen = wrap(lambda x: x * 2 + x.sum()), []
+    for n in (3, 4):
+        x = torch.eye(n).to_sparse().requires_grad_()
+        y = m(x.coalesce().values())
+        y.sum().backward()
+        seen += [y, x.grad.to_dense(), m(torch.eye(n).to_sparse_csr().values()), m(randn(n))]
+    return seen
+
+
+@program
 def sparse_input(wrap):
     x = torch.eye(3).to_sparse()
     m = wrap(lambda x, y: torch.sparse.mm(x, y) * 2)
