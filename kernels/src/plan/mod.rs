@@ -102,6 +102,8 @@ pub fn plan_memory(
             Buffer::Container(id) => container_bytes(graph, *id)?,
             Buffer::Workspace(n) => workspace_bytes[*n],
         };
+        // An empty container has a place too.
+        let bytes = bytes.max(1);
         if let Buffer::Container(id) = root {
             if let Some(slot) = external.get(id) {
                 roots.insert(*root, BufferRef::External(*slot));
@@ -137,7 +139,11 @@ pub fn plan_memory(
         }
     }
     for buffer in launches.iter().flat_map(|l| &l.buffers) {
-        let start = classes.start_of(*buffer);
+        // An empty part at the end of its container would begin behind it.
+        let start = match buffer {
+            Buffer::Container(id) if container_bytes(graph, *id)? == 0 => 0,
+            _ => classes.start_of(*buffer),
+        };
         let place = match roots[&classes.root_of(*buffer)] {
             BufferRef::Arena(at) => BufferRef::Arena(at + start),
             BufferRef::Saved(at) => BufferRef::Saved(at + start),
@@ -324,4 +330,44 @@ pub fn touched(graph: &Graph, node: &Node) -> BTreeSet<ContainerId> {
     let all = node.reads().into_iter().chain(node.writes());
     all.filter(|id| graph.container(*id).storage != Storage::Local)
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_container_has_a_place_in_the_arena() {
+        let text = "graph \"g\" {
+          %x: f32[4] input
+          %a: f32[4]
+          %none: f32[0]
+          %y: f32[4]
+          inputs %x
+          state {
+            map [i < 4] { tasklet %a[i] = ($0 * 2) from %x[i] }
+            map [i < 0] { tasklet %none[i] = ($0 * 2) from %x[i] }
+            map [i < 4] { tasklet %y[i] = ($0 * 2) from %a[i] }
+          }
+          outputs %y
+        }";
+        let graph = graph::parse(text).expect("a graph");
+        let id = |name: &str| Buffer::Container(graph.find(name).expect("a container"));
+        let launch = |names: &[&str]| Touches {
+            stage: Stage::Forward,
+            buffers: names.iter().map(|name| id(name)).collect(),
+        };
+        let launches = [
+            launch(&["x", "a"]),
+            launch(&["a", "none"]),
+            launch(&["a", "y"]),
+        ];
+        let plan = plan_memory(&graph, &launches, &[]).expect("it fits");
+        for name in ["a", "none"] {
+            let Some(BufferRef::Arena(at)) = plan.place(id(name)) else {
+                panic!("{name} is not in the arena");
+            };
+            assert!(at < plan.forward_arena_bytes, "{name} at {at}");
+        }
+    }
 }
