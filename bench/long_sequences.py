@@ -1,8 +1,9 @@
 """Training steps of decoder layers on sequences of several lengths, beside eager.
 
 Run it as ``python bench/long_sequences.py``. The model is two layers of LLaMA's form with causal
-attention. Every pair of length and variant runs in a process of its own; a process runs both
-variants for the times, one step of each in turn, and one variant for the peak memory.
+attention; with ``--written``, the layers write its products, mask and softmax themselves. Every
+pair of length and variant runs in a process of its own; a process runs both variants for the times,
+one step of each in turn, and one variant for the peak memory.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from torch import nn
 class Layer(nn.Module):
     """Attention and a gated unit, each behind a norm."""
 
-    def __init__(self, width: int, heads: int):
+    def __init__(self, options: argparse.Namespace):
         super().__init__()
-        self.heads = heads
+        width, self.heads = options.width, options.heads
+        self.dropout, self.is_written = options.dropout, options.written
         self.before, self.behind = nn.RMSNorm(width), nn.RMSNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width, False), nn.Linear(width, width, False)
         self.up, self.gate = nn.Linear(width, 3 * width, False), nn.Linear(width, 3 * width, False)
@@ -35,7 +37,14 @@ class Layer(nn.Module):
         batch, rows, width = x.shape
         own = self.qkv(self.before(x)).view(batch, rows, 3, self.heads, width // self.heads)
         q, k, v = own.permute(2, 0, 3, 1, 4)
-        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if self.is_written:
+            hidden = torch.ones(rows, rows, dtype=torch.bool).triu(1)
+            scores = (q @ k.transpose(-2, -1)) * q.shape[-1] ** -0.5
+            p = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+            y = nn.functional.dropout(p, self.dropout) @ v
+        else:
+            attention = nn.functional.scaled_dot_product_attention
+            y = attention(q, k, v, dropout_p=self.dropout, is_causal=True)
         x = x + self.out(y.transpose(1, 2).reshape(batch, rows, width))
         inner = self.behind(x)
         return x + self.down(self.up(inner) * nn.functional.silu(self.gate(inner)))
@@ -53,7 +62,7 @@ def measure(options: argparse.Namespace) -> dict:
     """Milliseconds of both variants, or the peak memory of a process that trains one of them."""
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    layers = [Layer(options.width, options.heads) for _ in range(options.layers)]
+    layers = [Layer(options) for _ in range(options.layers)]
     own = nn.Sequential(*layers)
     x = torch.randn(1, options.length, options.width)
     variants = {"eager": own, "shorthaul": shorthaul.module(own)}
@@ -81,6 +90,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--dropout", type=float, default=0.0, help="probability in the attention")
+    parser.add_argument("--written", action="store_true", help="attention of single operations")
     parser.add_argument("--only", choices=("both", "eager", "shorthaul"))
     parser.add_argument("--length", type=int, help="measure this length in this process")
     options = parser.parse_args()

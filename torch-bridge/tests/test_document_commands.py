@@ -51,6 +51,7 @@ NOT_RUN = {
     "python bench/custom_functions.py": "measures networks of real size",
     "python bench/small_models.py": "measures networks of real size",
     "python bench/recurrent.py": "measures networks of real size",
+    "python bench/long_sequences.py": "measures networks of real size",
     "python bench/onnx/compare.py": "needs other optimizers, and runs for an hour",
     "python bench/onnx/training_graphs.py": "needs onnxsim, and measures networks of real size",
     "torchrun": "torch-bridge/tests/test_distributed.py runs it",
