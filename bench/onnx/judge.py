@@ -70,7 +70,7 @@ def _compare(expected: np.ndarray, found: np.ndarray) -> tuple[float, str | None
 
 
 def compare_interfaces(original: dict, optimized: dict) -> list[str]:
-    """What of the original's interface the optimized file changed, a phrase each."""
+    """What the optimized file changed in the original's interface, one phrase each."""
     changes = []
     for side in ("inputs", "outputs"):
         before, after = _visible(original, side), _visible(optimized, side)

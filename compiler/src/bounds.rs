@@ -30,7 +30,7 @@ pub struct Bound {
     pub roofline_us: f64,
 }
 
-/// The bounds of a top-level node on so many threads of a machine.
+/// The bounds of a top-level node on `threads` threads of a machine.
 pub fn bound(graph: &Graph, node: &Node, machine: &Machine, threads: usize) -> Bound {
     let compulsory_bytes = touched(graph, node).values().sum();
     let product = product(graph, node);

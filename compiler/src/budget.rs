@@ -25,7 +25,7 @@ const SCANNED_PLANS: i64 = 12;
 /// A plan that leaves less than this part of the budget unused is not improved.
 const GOOD_ENOUGH: f64 = 0.02;
 
-/// A plan that adds less than so many times the bound's time is not improved by another search.
+/// A plan is not improved by another search if it adds less than this many times the time of the bound.
 const GOOD_TIME: f64 = 1.25;
 
 /// How much memory a step's intermediate results may take.

@@ -162,8 +162,8 @@ struct Loaded {
     saved: AlignedBuffer,
 }
 
-/// Compiles cut-outs and runs them in turns for so many seconds, at least three rounds: for each, the seconds of
-/// each round. What disturbs the machine meanwhile disturbs all of them.
+/// Compiles cut-outs and runs them in turns for `seconds`, at least three rounds: returns the seconds of each
+/// round, for each. What disturbs the machine meanwhile disturbs all of them.
 ///
 /// # Errors
 /// What compiling raises, and an interruption.
@@ -178,8 +178,8 @@ pub fn time(
     run_in_turns(loaded, threads, (seconds, KERNEL_ROUNDS), progress)
 }
 
-/// Runs whole steps in turns, forward and backward pass, on made-up numbers, for so many seconds and at least twelve
-/// rounds: of each, the seconds of each round.
+/// Runs whole steps in turns, forward and backward pass, on made-up numbers, for `seconds` and at least twelve
+/// rounds. Returns the seconds of each round, for each.
 ///
 /// # Errors
 /// There is no memory for their buffers; an interruption.

@@ -301,7 +301,7 @@ fn layout_decisions(graph: &Graph, assignment: &Assignment) -> Vec<Decision> {
     decisions
 }
 
-/// Bytes of one container, at most: so many that no sum or product of sizes overflows later.
+/// Most bytes of one container. With it, no sum or product of sizes overflows later.
 const MOST_BYTES: i64 = 1 << 40;
 
 /// Refuses containers that fit no machine's memory, or have a negative size.

@@ -75,7 +75,7 @@ pub fn predict(graph: &Graph, kernels: &[KernelInfo], on: &On) -> Vec<Prediction
     each.collect()
 }
 
-/// The level in which something lies when so many bytes were touched since.
+/// The level of memory that holds something after `distance` other bytes were touched.
 fn level(machine: &Machine, distance: i64, threads: usize) -> usize {
     let fits = |bytes: u64| distance >= 0 && (distance as u64) <= bytes;
     if fits(machine.l2.bytes.saturating_mul(threads.max(1) as u64)) {

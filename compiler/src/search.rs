@@ -62,7 +62,7 @@ pub struct Move {
 /// What makes decisions alike: rewrite, whether applied, bytes, bytes of memory, operations.
 type Likeness = (Rewrite, bool, i64, i64, i64);
 
-/// Searches with so many plans besides the first.
+/// Searches with `plans` plans besides the first.
 ///
 /// # Errors
 /// As for [`Step::plan`].

@@ -1,4 +1,4 @@
-//! What a training graph trains, and what of a model's stored numbers it leaves as they are.
+//! What a training graph trains, and which of a model's stored tensors it leaves as they are.
 //!
 //! Owns the lists that the program prints. Which tensors are parameters, `onnx::parameters` decides.
 

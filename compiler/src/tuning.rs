@@ -37,8 +37,8 @@ const TRIED: [Rewrite; 5] = [
     Rewrite::Layout,
 ];
 
-/// Runs kernels in turns for about so many seconds: of each, the seconds of each round. An interruption is
-/// [`CompileError::Compile`].
+/// Runs kernels in turns for about the given seconds. Returns the seconds of each round, for each kernel. An
+/// interruption is [`CompileError::Compile`].
 pub type Timer<'a> = dyn FnMut(&[Cutout], f64) -> Result<Vec<Vec<f64>>, CompileError> + 'a;
 
 /// What tuning found.
@@ -117,7 +117,7 @@ struct Cut {
 }
 
 impl Tuner<'_> {
-    /// Times other ways to compute the step for so many seconds.
+    /// Times other ways to compute the step for `seconds` seconds.
     ///
     /// # Errors
     /// The step cannot be planned or lowered. What goes wrong with a single way is counted instead.
@@ -342,7 +342,7 @@ impl Tuner<'_> {
         Ok(Some(ratio))
     }
 
-    /// Times of kernels in turns, which are so many ways; `None` if one of them cannot be compiled or run.
+    /// Times the kernels of `n_ways` ways in turns; `None` if one of them cannot be compiled or run.
     fn timed(
         &mut self,
         (cutouts, n_ways): (&[Cutout], usize),

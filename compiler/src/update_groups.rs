@@ -14,7 +14,7 @@ use graph::{DType, SymExpr};
 const THREADED: i64 = 88_000;
 /// What a group has at most: larger arrays leave the caches between two passes.
 const MOST_TOGETHER: i64 = 1 << 17;
-/// About so many elements are copied seven times, for Adam, in the time that eleven nodes take to be scheduled.
+/// Copying this many elements seven times, as for Adam, takes about as long as scheduling eleven nodes.
 const WORTH_A_PARAMETER: i64 = 25_000;
 
 /// How an update's passes over arrays compare with the arrays that it reads and writes, which joining copies.

@@ -51,7 +51,7 @@ impl Cache {
     }
 }
 
-/// Runs a node's maps in order and gives the bytes that a cache of so many bytes moves.
+/// Runs a node's maps in order and returns how many bytes a cache of `bytes` bytes moves.
 fn simulated(graph: &Graph, node: &Node, bytes: i64) -> i64 {
     let mut starts = BTreeMap::new();
     let mut end = 0;

@@ -16,7 +16,7 @@ use graph::{
     Symbol, Tasklet,
 };
 
-/// A reader that writes at most one byte for so many of the whole sums over most of it.
+/// A reader sums over most of a value if it writes at most one byte for this many bytes of the value.
 const SUMMED: i64 = 16;
 
 /// Rewrites the sums that only contractions, and sums over most of them, read; whether there was one.

@@ -45,7 +45,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The limits assumed where none were measured: a server's core of about 2 GHz with vectors of so many floats.
+    /// The limits assumed where none were measured: a server's core of about 2 GHz with vectors of `floats` floats.
     pub fn with_vector_width(floats: usize) -> Machine {
         let floats = floats.max(1) as u64;
         Machine {
@@ -96,7 +96,7 @@ impl Default for Machine {
 }
 
 impl Level {
-    /// Bytes in a microsecond by so many threads together.
+    /// Bytes that `threads` threads together move in a microsecond.
     pub fn rate(&self, threads: usize) -> f64 {
         let alone = self.bytes_per_us.saturating_mul(threads.max(1) as u64);
         alone.min(self.shared_bytes_per_us).max(1) as f64

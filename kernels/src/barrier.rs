@@ -73,7 +73,7 @@ impl Barrier {
     }
 }
 
-/// Whether each of so many threads may have a processor of its own.
+/// Whether there is a processor for each of `n_threads` threads.
 fn fits(n_threads: usize) -> bool {
     n_threads <= processors()
 }

@@ -205,8 +205,8 @@ fn large_operands_that_lie_across_the_others() {
     check_all("across", 16, cases, false);
 }
 
-/// The windows of a transposed convolution are the innermost columns, of which there are two: the channels fill the
-/// vectors in their place.
+/// The innermost columns of a transposed convolution are its windows, here two: instead, the channels fill the
+/// vectors.
 #[test]
 fn channels_fill_the_vectors_of_transposed_convolutions() {
     let (inputs, height, width, outputs) = (32, 16, 15, 24);

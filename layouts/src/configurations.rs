@@ -24,7 +24,7 @@ pub trait Times {
     /// Nanoseconds of a contraction with the layouts that `graph` has; `None` if the node is no contraction.
     fn contraction_ns(&mut self, graph: &Graph, node: &Node) -> Option<f64>;
 
-    /// Nanoseconds in which so many bytes move.
+    /// Nanoseconds that moving `bytes` bytes takes.
     fn moved_ns(&self, bytes: i64) -> f64;
 }
 

@@ -5,10 +5,10 @@
 //! costs move to the neighbour, or to an edge between the two (Scholz and Eckstein, "Register Allocation for
 //! Irregular Architectures", LCTES 2002). A problem without cycles inside cycles, such as a chain, is solved so
 //! alone; on a chain this is the shortest path. Elsewhere the search branches on the variable with most neighbours, first
-//! on the choice with the least bound. It ends after so many branches, and then says how far the result may be from the
-//! best. Variables keep their first choices unless others together cost less. Sums of whole numbers are exact, so with
-//! whole costs the bound of the best choice is its cost. The same problem always gets the same answer. Knows nothing of
-//! graphs and layouts.
+//! on the choice with the least bound. It ends after a given number of branches, and then says how far the result may
+//! be from the best. Variables keep their first choices unless others together cost less. Sums of whole numbers are
+//! exact, so with whole costs the bound of the best choice is its cost. The same problem always gets the same answer.
+//! Knows nothing of graphs and layouts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -82,7 +82,7 @@ impl Quadratic {
         self.constant + own.sum::<f64>() + pairs.sum::<f64>()
     }
 
-    /// The best choices, or the best that are found in so many branches. Never more expensive than all first choices.
+    /// The best choices, or the best found in `max_branches` branches. Never more expensive than all first choices.
     pub fn solve(&self, max_branches: usize) -> Solution {
         let mut search = Search {
             left: max_branches,

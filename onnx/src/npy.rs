@@ -52,9 +52,9 @@ struct Header {
 #[derive(Clone, Copy)]
 enum Kind {
     Plain(Element),
-    /// UTF-32 text of at most so many characters.
+    /// UTF-32 text; the number is its capacity in characters.
     Unicode(usize),
-    /// Text of at most so many bytes.
+    /// Text; the number is its capacity in bytes.
     Text(usize),
 }
 

@@ -2,7 +2,7 @@
 //!
 //! `y = dropout(softmax(scale·q·kᵀ + mask))·v` (arXiv 1706.03762; ONNX `Attention`, PyTorch
 //! `scaled_dot_product_attention`). It expands to those operators, and so does its gradient; fusion decides
-//! what of the scores is ever stored.
+//! which scores are stored.
 
 use crate::index_space::for_each_index;
 use crate::op::{Call, Op, OpBuilder, OpError, Sample, TensorType, attrs};

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use tests::onnx_coverage::look_at;
 
-/// Every how many-th case is looked at, and compiled to C.
+/// The test reads one case in `EVERY`, and compiles one in `EVERY_COMPILED` to C.
 const EVERY: usize = 11;
 const EVERY_COMPILED: usize = 99;
 

@@ -260,7 +260,7 @@ impl Program {
     }
 
     /// The products of matrices of CUDA programs: `(map, maps, product, rest, kind, rank, origin)`, where a
-    /// product takes so many maps from its own on, and kind and rank are what computes it, as in a table.
+    /// product covers `maps` maps from `map` on, and kind and rank say what computes it, as in a table.
     fn cuda_products(&self) -> Vec<ProductRow> {
         self.built.cuda_products()
     }

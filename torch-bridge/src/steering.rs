@@ -108,7 +108,8 @@ pub fn plan_program(
     json(&detached(py, work)?)
 }
 
-/// Searches for a faster recipe by prediction, with so many plans; the fields of `compiler::search::Searched` as JSON.
+/// Searches for a faster recipe by prediction, with at most `plans` plans. Returns the fields of
+/// `compiler::search::Searched` as JSON.
 #[pyfunction]
 #[pyo3(signature = (graph_json, constants, requires_grad, threads, recipe=None, budget=None, machine=None, plans=None))]
 #[allow(clippy::too_many_arguments)]

@@ -150,8 +150,8 @@ fn parsed(text: &str) -> PyResult<Blocking> {
     Blocking::parse(text).ok_or_else(wrong)
 }
 
-/// Compiles kernels alone, `(kernels, position, blocking)`, and runs them in turns for so many seconds: of each, the
-/// seconds of each round. Stops for signals.
+/// Compiles kernels alone, `(kernels, position, blocking)`, and runs them in turns for `seconds`. Returns
+/// the seconds of each round, for each. Stops for signals.
 #[pyfunction]
 pub fn time_kernels(
     py: Python<'_>,

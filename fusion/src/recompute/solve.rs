@@ -38,7 +38,7 @@ pub struct Solution {
     pub bound_us: f64,
 }
 
-/// No choice keeps so few bytes.
+/// No choice keeps as few bytes as the budget allows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Infeasible {
     /// The choice that keeps fewest.

@@ -105,8 +105,8 @@ fn a_limit_is_kept_and_the_choice_is_a_recipe() {
     assert_eq!(infeasible.least_bytes, 0);
 }
 
-/// `h = x·w`, `g = exp(h)`, `y = g·v`; in the backward pass the gradients with respect to `v` and `h` for rows of
-/// so many numbers. `g` and `h` are kept.
+/// `h = x·w`, `g = exp(h)`, `y = g·v` for `rows` rows. The backward pass computes the gradients with respect to `v`
+/// and `h`. `g` and `h` are kept.
 fn layer(rows: usize) -> Fused {
     let containers = format!(
         "%x: f32[{rows}, 512] input

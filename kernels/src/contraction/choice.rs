@@ -19,7 +19,7 @@ const MOST_FOR_COMPILED: f64 = 1.25;
 /// Nanoseconds that it may always cost more: about what threads need to meet behind a launch.
 const LITTLE_NS: f64 = 2000.0;
 
-/// What of a plan decides the shape of its text, where sizes decide the numbers in it.
+/// The parts of a plan that decide the structure of its text. Sizes decide only the numbers in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Form {
     ranks: [usize; 4],
@@ -304,7 +304,7 @@ fn cheapest_of(
     best
 }
 
-/// What of a plan is decided once its shape is given: the order of its dims, cuts, chunks, parts, source.
+/// What a plan decides for a given shape: the order of its dims, cuts, chunks, parts, source.
 fn numbers(order: usize, p: &ContractionPlan) -> [i64; 8] {
     let source = match p.source {
         VectorSource::Direct => 0,

@@ -24,7 +24,7 @@ pub(crate) fn prologue(name: &str, buffer: usize, dtype: DType) -> String {
     )
 }
 
-/// `shl_TYPExWIDTH(p)`: so many numbers of 16 bits as a vector of single precision, as the prelude widens
+/// `shl_TYPExWIDTH(p)`: loads `vw` numbers of 16 bits as a vector of single precision, as the prelude widens
 /// one.
 pub(crate) fn vector_load(vw: i64, dtype: DType) -> String {
     let name = format!("shl_{}x{vw}", dtype.name());

@@ -37,7 +37,7 @@ impl Cycles {
     }
 }
 
-/// Nanoseconds of so many cycles.
+/// Nanoseconds that `cycles` cycles take.
 pub(super) fn ns(cycles: f64, w: &Wishes) -> f64 {
     cycles * OPERATIONS * 1e3 / w.machine.product_operations_per_us.max(1) as f64
 }

@@ -331,7 +331,7 @@ impl GatherPart<'_> {
         self.plan.vector.element.c_type()
     }
 
-    /// Bytes of so many numbers.
+    /// How many bytes `numbers` numbers take.
     pub(super) fn bytes(&self, numbers: i64) -> i64 {
         numbers * self.plan.vector.element.bytes()
     }

@@ -33,7 +33,7 @@ impl GroupDim {
 pub struct Diagonal {
     /// Groups in a panel.
     pub together: i64,
-    /// What is left of the batch dim: so many panels of groups, the last of `Shape::batch`.
+    /// Panels of groups: the size of what is left of the batch dim, the last of `Shape::batch`.
     pub panels: i64,
     /// The batch dim that was cut.
     pub id: usize,

@@ -14,15 +14,15 @@ use super::driver::GatherPart;
 use super::microkernel::Ragged;
 use super::text::{CText, Element, Vector};
 
-/// Dims, by id, whose sizes are not those of another size of the model.
+/// Dims, by id, whose sizes differ between the model's input sizes.
 #[derive(Clone, Debug, Default)]
 pub struct OpenDims {
     ids: Vec<usize>,
-    /// Whether some size had so few rows that tiles of every length occur.
+    /// Whether one of the sizes has so few rows that tiles of every length occur.
     pub(super) has_short: bool,
 }
 
-/// What of a plan's text is for any size.
+/// Parts of a plan's text that work for any size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Open {
     /// Whether any size varies.

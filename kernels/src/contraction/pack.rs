@@ -41,7 +41,7 @@ const NEAR_LANES: i64 = 32;
 
 enum Loop {
     Level(usize),
-    /// A level in chunks of so many, outside; then the rest inside.
+    /// The outer loop over a level, in chunks of the second number; `Rest` is the loop inside.
     Chunk(usize, i64),
     Rest(usize, i64),
     Lane,
@@ -358,7 +358,7 @@ impl Panel<'_> {
     }
 }
 
-/// Loads as many lanes as a vector has, so many numbers each, from `s + j*lane + f` and transposes them, as `v0, v1, ..`:
+/// Loads `vw` rows of `vw` numbers from `s + j*lane + f`, and transposes them into `v0, v1, ..`:
 /// in step `b`, vectors that differ in bit `b` of their number exchange elements that differ in it.
 fn transpose_block(t: &mut CText, vector: Vector, lane: i64, widens: Option<DType>) {
     let (vw, name) = (vector.lanes, vector.c_type());

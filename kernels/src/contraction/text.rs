@@ -100,7 +100,7 @@ impl Element {
     }
 }
 
-/// A vector register: so many lanes of numbers of one type.
+/// A vector register: lanes of numbers of one type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vector {
     /// The type of a number.

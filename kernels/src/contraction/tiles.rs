@@ -55,8 +55,8 @@ impl GatherPart<'_> {
         kernels
     }
 
-    /// The micro-kernel for tiles of so many positions and panels of so many vectors, of which `tail` columns
-    /// exist if not all do.
+    /// The micro-kernel for tiles of `n_rows` positions and panels of `nv` vectors, of which only `tail` columns
+    /// exist if `tail` is given.
     pub(super) fn kernel_of(&self, n_rows: i64, nv: i64, tail: Option<i64>) -> MicroKernel {
         let (p, s) = (&self.plan, &self.plan.shape);
         let o = self.o_strides();

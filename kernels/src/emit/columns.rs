@@ -293,7 +293,7 @@ fn print(
         let array = &s.arrays[&sum.target];
         (array.len, scalar::c_type(arithmetic(array.dtype)))
     };
-    // The blocks' sums: for each array so many numbers, then how many rows each block has.
+    // The blocks' sums: the numbers of each array, then how many rows each block has.
     let mut starts = Vec::new();
     let mut doubles = 0;
     for (sum, place) in sums.iter().zip(&places) {

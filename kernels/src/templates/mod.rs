@@ -348,7 +348,7 @@ fn template(
             used.entry(body).or_default().insert(*value);
         }
     }
-    // What stands at a position of the text instead of so many bytes.
+    // Edits: a position in the text, how many bytes go, and what replaces them.
     let mut edits: Vec<(usize, usize, String)> = Vec::new();
     for (body, at) in scan.bodies.iter().enumerate() {
         let mut declared = String::new();

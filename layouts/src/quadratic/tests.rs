@@ -25,7 +25,7 @@ impl Numbers {
     }
 }
 
-/// A problem with so many variables of two to four choices; of all pairs, one in `sparse` has an edge.
+/// A problem of `n_variables` variables with two to four choices each; one pair in `sparse` has an edge.
 fn random(seed: u64, n_variables: usize, sparse: usize) -> Quadratic {
     random_below(100, seed, n_variables, sparse)
 }

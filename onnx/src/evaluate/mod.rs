@@ -122,7 +122,7 @@ const MOST_KEPT: usize = 256 << 20;
 /// Nodes that run, for each trip that a loop may take.
 const STEPS_PER_TRIP: i64 = 64;
 
-/// A value may take so many times the bytes of what a program is given...
+/// A value may take this many times the bytes of what a program is given...
 const TIMES_GIVEN: usize = 4;
 /// ... or of what its file stores, and a few of them together twice as much.
 const TIMES_STORED: usize = 8;
@@ -275,7 +275,7 @@ impl<'m> Program<'m> {
         self.run(feeds, &wanted)
     }
 
-    /// Lets a value take so many bytes, where the caller knows that all that are alive at once take no more.
+    /// Lets a value take `n_bytes`, where the caller knows that all that are alive at once take no more.
     pub(crate) fn allow(&self, n_bytes: usize) {
         self.most_bytes.fetch_max(n_bytes, Ordering::Relaxed);
     }

@@ -22,7 +22,8 @@ use std::path::{Path, PathBuf};
 /// Offsets of large tensors in external data are multiples of this many bytes, so that readers can map
 /// them, as the standard recommends.
 const ALIGNMENT: u64 = 4096;
-/// Tensors of so many bytes are worth mapping, for the exporters of ONNX Runtime and PyTorch as well.
+/// Tensors from this many bytes on start at a page, so that readers can map them. ONNX Runtime's and PyTorch's
+/// exporters do the same.
 /// Smaller ones are at multiples of their elements' size.
 const ALIGNED_FROM: u64 = 1 << 20;
 /// Protobuf messages end at 2 GiB; initializers of larger models go to external data.

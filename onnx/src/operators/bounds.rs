@@ -12,7 +12,7 @@ use crate::tensor::{STRING_BYTES, Tensor};
 /// Room for a result whatever file it belongs to.
 pub const ALWAYS: usize = 256 << 20;
 
-/// Inputs of up to so many elements decide sizes; longer ones are only computed with.
+/// Inputs of up to this many elements may decide sizes; longer ones are only computed with.
 const DECIDING: usize = 64;
 
 /// Why an operator gives no outputs.

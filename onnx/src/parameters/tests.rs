@@ -1,4 +1,4 @@
-//! Small graphs, and what of them is trained.
+//! Small graphs, and which of their tensors are trained.
 
 use super::*;
 use crate::proto::NodeProto;

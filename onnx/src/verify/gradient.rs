@@ -36,7 +36,7 @@ const MOST_UNSETTLED: f64 = 1e-3;
 /// How far the loss may be from that of the model's outputs, relative to it: constants are rounded to
 /// the types of the file.
 const MOST_LOSS_ERROR: f64 = 1e-6;
-/// Constants in narrower types than f32 are off by so many roundings of theirs together.
+/// Together, constants in types narrower than f32 are assumed to be off by this many of their roundings.
 const ROUNDINGS: f64 = 8.0;
 /// Steps relative to the parameters: where one meets a kink or drowns in rounding, another may not.
 const STEPS: [f64; 5] = [3e-7, 3e-6, 3e-8, 3e-5, 3e-9];

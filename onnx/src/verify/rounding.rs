@@ -136,7 +136,7 @@ impl Checker<'_> {
         yardstick([&run.stored[n], after], exact, &samples)
     }
 
-    /// Runs the original until there are so many runs with other roundings, or there is no time or room for more.
+    /// Runs the original until there are `n_samples` runs with other roundings, or there is no time or room for more.
     fn samples(&self, at: usize, wanted: &[String], n_samples: usize) -> MutexGuard<'_, Known> {
         let mut known = self
             .samples

@@ -579,7 +579,7 @@ fn bound(graph: &GraphProto, facts: &Facts, name: &str, depth: usize) -> Option<
 /// Elements of all inputs together that are made up: as many as a picture of 3840 × 2160 has.
 pub(super) const MOST_ELEMENTS: usize = 3 << 23;
 
-/// Elements that a string counts as: it takes so many times the memory of a number.
+/// A string counts as this many elements, because it takes that many times the memory of a number.
 pub(super) const STRING_WEIGHT: usize = 8;
 
 /// Sizes of a tensor that is not too large to be made up.

@@ -87,7 +87,7 @@ def _places(shape, dim: int, index):
 
 
 def _cropped(source, index):
-    """What of ``source`` lies within the index's sizes."""
+    """The part of ``source`` that lies within the index's sizes."""
     for d, size in enumerate(index.shape):
         source = source.narrow(d, 0, size)
     return source

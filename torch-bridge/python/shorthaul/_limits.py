@@ -74,7 +74,7 @@ class _Product(torch.nn.Module):
 
 
 def passed(n_bytes: int, threads: int, passes: int = 6) -> float:
-    """Bytes per second of a pass that reads one half of so many bytes and writes the other.
+    """Bytes per second of a pass over a block that reads one half of it and writes the other.
 
     The arrays are passed in pieces, and the best time of each piece counts, so that one undisturbed
     moment for each is enough; the time of a call that does next to nothing is taken off.

@@ -24,7 +24,7 @@ _SMALL = 1 << 20
 #: Sizes of large blocks are multiples of it: a huge page.
 _PAGE = 2 << 20
 
-#: After so many lends for each block and some more, a peak of use is no longer recent.
+#: A peak of use is no longer recent after this many loans for each block.
 _LENDS_PER_BLOCK, _LENDS = 4, 64
 
 #: Said aloud, since the caller's default device may be another one.

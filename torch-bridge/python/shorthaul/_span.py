@@ -62,7 +62,7 @@ _NOT_TWICE = (aten.as_strided_scatter.default, aten.copy.default)
 #: Operators without results that stay in a span: they raise the errors of linear algebra.
 _CHECKS = (aten._linalg_check_errors.default,)
 
-#: Constants of at most so many elements become lists in the graph.
+#: Constants of at most this many elements become lists in the graph.
 _MOST_ELEMENTS = 1024
 
 _SET_GRAD = torch._C._set_grad_enabled

@@ -32,7 +32,7 @@ _Loss = TypeVar("_Loss")
 #: Bytes of the widest access of a kernel.
 _ALIGNMENT = 16
 
-#: Kernels of so many sets of parameters are kept: each that has gradients together is one.
+#: Kernels are kept for this many sets of parameters that had gradients in the same step.
 _MOST_STEPS = 64
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)

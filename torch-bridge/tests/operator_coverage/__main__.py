@@ -27,7 +27,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="keep verdicts of an earlier run")
     parser.add_argument("--limit", type=float, default=90, help="seconds an operator may take")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
-    parser.add_argument("--seconds", type=float, help="stop after so many seconds")
+    parser.add_argument("--seconds", type=float, help="stop after this many seconds")
     parser.add_argument("--verdicts", type=Path, default=_FILE, help="where verdicts are kept")
     parser.add_argument("--again", action="append", default=[], help="run these verdicts again")
     return parser.parse_args()

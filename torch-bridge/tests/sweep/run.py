@@ -44,7 +44,7 @@ SAME, DIFFERS, ONCE, RAISES, SLOW, CRASHED, NOT_MADE, UNSTABLE = (
     "unstable",
 )
 KINDS = (SAME, DIFFERS, ONCE, RAISES, SLOW, CRASHED, UNSTABLE, NOT_MADE)
-#: With so many other sets of weights a step runs that differs.
+#: A step that differs runs again with this many other sets of weights.
 _OTHER_WEIGHTS = 4
 #: By this part of itself a weight moves.
 _MOVED = 1e-3

@@ -155,7 +155,7 @@ fn dynamic(cx: &mut NodeCx) -> Values {
     Ok([y, scale, point].map(Value::Data).to_vec())
 }
 
-/// The float type in which sums of so many products are exact.
+/// The float type in which sums of `n_terms` products are exact.
 fn exact(n_terms: &SymExpr) -> DType {
     match n_terms.as_const() {
         Some(n) if n as f64 * LARGEST_PRODUCT <= EXACT => DType::F32,
@@ -163,7 +163,7 @@ fn exact(n_terms: &SymExpr) -> DType {
     }
 }
 
-/// An input without its zero point, of which there is one, or one for each position along `axis` from the end.
+/// An input minus its zero point. There is one zero point, or one for each position along `axis` from the end.
 fn centered(
     cx: &mut NodeCx,
     (x, zero): (usize, usize),
@@ -179,7 +179,7 @@ fn centered(
     cx.elementwise(number.sub(Expr::In(1).cast(float)), &[x, zero])
 }
 
-/// A vector with so many dimensions of size 1 after it; one number without dimensions.
+/// A vector with `after` dimensions of size 1 behind it, or one number without dimensions.
 fn one_or_along(cx: &mut NodeCx, position: usize, after: usize) -> Result<ContainerId, Refusal> {
     let given = cx.input(position)?;
     let mut shape = cx.shape(given);

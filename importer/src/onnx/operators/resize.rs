@@ -12,8 +12,8 @@ use onnx::operators::{Call, Interpolation, interpolations};
 
 pub static RULES: Rules = &[("Resize", resize)];
 
-/// An element of the output that depends on so many of the input at most is their weighted sum, read where they are;
-/// else a dimension is resized by a product with the matrix of weights.
+/// An output element that depends on at most this many input elements is their weighted sum, read where they are. If
+/// it depends on more, a dimension is resized by a product with the matrix of weights.
 const MOST_READS: usize = 4;
 
 /// Elements along a dimension that is interpolated, at most.

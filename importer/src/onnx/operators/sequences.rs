@@ -106,7 +106,8 @@ fn concat(cx: &mut NodeCx) -> Values {
     }
 }
 
-/// Parts of so many elements, or one element each, then without the dimension unless it is kept.
+/// Parts of the given lengths along the axis. Without lengths, parts of one element, which lose the dimension unless
+/// `keepdims` is set.
 fn split(cx: &mut NodeCx) -> Values {
     let x = cx.input(0)?;
     let shape = cx.shape(x);

@@ -20,7 +20,7 @@ pub static RULES: Rules = &[
     ("STFT", stft),
 ];
 
-/// Matrices of so many elements at most.
+/// Most elements of a matrix.
 const MOST_ELEMENTS: usize = 1 << 22;
 
 /// What a transform reads and gives.

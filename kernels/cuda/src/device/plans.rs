@@ -74,7 +74,7 @@ struct Spot {
 }
 
 impl Ranking {
-    /// Whether so many plans are known, or there are no more.
+    /// Whether `most` plans are known, or there are no more.
     pub(super) fn is_known(&self, most: usize) -> bool {
         self.taken.len() >= most || self.next.mode == MODES.len()
     }
@@ -122,7 +122,7 @@ impl Asked<'_> {
         Ok(Some(self.planned(choice?)?.0))
     }
 
-    /// Looks on until so many plans are known or there are no more, in the library's order. What wants a
+    /// Searches in the library's order until `most` plans are known or there are no more. What wants a
     /// larger workspace or other numbers is left out, and what the library cannot run on this device after
     /// all. The plan of the last rank, where it was found now.
     ///

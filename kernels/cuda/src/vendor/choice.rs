@@ -34,7 +34,7 @@ pub struct Offers(Option<Arc<Ask>>);
 type Ask = dyn Fn(&Operation, usize) -> Result<usize, String> + Send + Sync;
 
 impl Offers {
-    /// Asks `library` for at most so many algorithms of a product.
+    /// `library` lists algorithms of a product, at most as many as its second argument says.
     pub fn new(
         library: impl Fn(&Operation, usize) -> Result<usize, String> + Send + Sync + 'static,
     ) -> Offers {

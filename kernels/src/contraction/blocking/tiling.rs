@@ -26,17 +26,17 @@ pub struct Tiling {
     size: i64,
 }
 
-/// What of tiles shapes a text.
+/// Lengths of tiles, as far as they change the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TileLengths {
-    /// Tiles of so many positions and, with `has_big`, of one more, of which there may be none.
+    /// Tiles of `small` positions and, with `has_big`, also of one more.
     Two { small: i64, has_big: bool },
-    /// Tiles of any length; with `long` the axis has so many positions that only the two longest occur.
+    /// Tiles of any length; with `long`, the axis is long enough that only the two longest occur.
     Any { long: bool },
 }
 
 impl Tiling {
-    /// Tiles of at most so many rows; of any length if programs of other sizes share the text.
+    /// Tiles of at most `rows` rows; of any length if programs of other sizes share the text.
     pub(super) fn new(m: &[Dim], rows: i64, open: &OpenDims) -> Self {
         let last = m.len() - 1;
         let (axis, most) = match m[last].size {

@@ -79,7 +79,7 @@ pub(super) fn best(c: &Convolution, target: &ContractionTarget) -> Option<(Resul
     shared.or(Some(fastest))
 }
 
-/// The fastest cut by prediction, with micro-kernels of so many rows if that is said.
+/// The cut that is predicted to be fastest; only those with micro-kernels of the given number of rows, if there is one.
 fn fastest(
     c: &Convolution,
     target: &ContractionTarget,

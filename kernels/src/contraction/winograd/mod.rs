@@ -215,7 +215,7 @@ impl WinogradPlan {
     }
 }
 
-/// Whether a thread may take so many bytes of scratch: a few times its own cache; for the smallest cut, also its part of
+/// Whether a thread may take `bytes` of scratch: a few times its own cache; for the smallest cut, also its part of
 /// the cache behind it.
 fn is_within_reach(bytes: f64, is_smallest: bool, machine: &Machine) -> bool {
     let own = CACHES * machine.l2.bytes as f64;
@@ -385,7 +385,7 @@ impl Convolution {
         self.depth.as_ref().map_or(0, |d| self.filter.stride(d.tap))
     }
 
-    /// The same convolution, of so many images.
+    /// The same convolution of `images` images.
     fn with_images(&self, images: i64) -> Convolution {
         let mut c = self.clone();
         let is_depth = |dim: usize| self.depth.as_ref().is_some_and(|d| d.position == dim);

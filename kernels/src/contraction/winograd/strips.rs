@@ -9,7 +9,7 @@ use crate::contraction::text::{CText, affine};
 const TILE: i64 = 4;
 
 impl Convolution {
-    /// Tiles of the longest of so many runs of rows of tiles.
+    /// Rows of tiles are divided into `units` runs: how many tiles the longest run has.
     pub(super) fn unit_tiles(&self, units: i64) -> i64 {
         div_up(self.strips(), units) * self.columns.tiles()
     }
@@ -83,7 +83,7 @@ impl Convolution {
         }
     }
 
-    /// Where a row of tiles begins in an operand, of which a row of tiles takes so many numbers.
+    /// Where row `q` of tiles begins in an operand, if each row of tiles takes `row` numbers.
     pub(super) fn strip_place(&self, of: &Access, row: i64) -> String {
         let mut terms: Vec<(String, i64)> = (self.outer.iter())
             .map(|d| (format!("q{d}"), of.stride(*d)))

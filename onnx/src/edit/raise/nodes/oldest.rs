@@ -115,7 +115,7 @@ impl Made<'_, '_> {
         }
     }
 
-    /// An input of `rank` dimensions gets so many of size 1 after them.
+    /// Gives an input of `rank` dimensions `after` more of size 1 behind them.
     fn with_ones(&mut self, input: usize, rank: usize, after: usize) -> Change {
         if after == 0 {
             return Ok(true);
