@@ -288,8 +288,8 @@ fn thread_seconds() -> f64 {
     t.tv_sec as f64 + 1e-9 * t.tv_nsec as f64
 }
 
-/// Like [`time`] on a machine that others use: the threads' shares run one after the other, each
-/// launch counts as long as its longest share took of the processor.
+/// Like [`time`] on a machine that others use: the threads' shares run one after the other, and each
+/// launch counts the processor time of its longest share.
 fn time_in_turn(l: &Loaded, nt: i64, reps: usize) -> (f64, f64) {
     let c = &l.row.contraction;
     let mut data = [
@@ -451,7 +451,7 @@ fn argument(name: &str) -> Option<String> {
     args.nth(1)
 }
 
-/// Compiles, unless the same text has been compiled before; the library's path.
+/// Compiles, unless the same text has been compiled before; returns the library's path.
 fn compile(source: &str) -> PathBuf {
     let mut hasher = DefaultHasher::new();
     source.hash(&mut hasher);

@@ -11,10 +11,10 @@ use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a thread spins at a barrier before it sleeps; waking costs about 50 µs. Shares of a kernel of some
-/// milliseconds differ by more than a tenth of one.
+/// How long a thread spins at a barrier before it sleeps; waking costs about 50 µs. In a kernel of some
+/// milliseconds, threads arrive more than a tenth of a millisecond apart.
 const BARRIER_SPIN: Duration = Duration::from_millis(2);
-/// The same where it yields its core between looks.
+/// The same for a thread that yields its core between looks.
 const YIELDING_SPIN: Duration = Duration::from_micros(200);
 
 /// A reusable barrier that spins, then sleeps.
@@ -32,8 +32,8 @@ pub(crate) struct Barrier {
 struct Padded<T>(T);
 
 impl Barrier {
-    /// Returns when `n_threads` threads, this one included, have come here. What any
-    /// of them wrote before, all see after.
+    /// Returns when `n_threads` threads, this one included, have come here. After it, all
+    /// see what any of them wrote before it.
     pub fn wait(&self, n_threads: usize) {
         if n_threads == 1 {
             return;

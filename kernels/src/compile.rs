@@ -28,7 +28,7 @@ const SHOWN_LINES: usize = 12;
 const ASK_EVERY: Duration = Duration::from_millis(100);
 /// How often a compiler is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(4);
-/// Where a compiler fails and so much cannot be written, the disk is why.
+/// If a compiler fails and this many bytes cannot be written, a full disk is taken for the cause.
 const ROOM_BYTES: usize = 4 << 20;
 
 /// One C file: usually several kernels, batched by the caller.
@@ -245,7 +245,7 @@ fn check_symbols(unit: &SourceUnit, module: &Arc<Module>) -> Result<(), CompileE
 enum Origin {
     Cache,
     Compiler,
-    /// The compiler, and it could not be kept, for this reason.
+    /// The compiler; the module could not be kept in the cache, for this reason.
     Unkept(String),
 }
 
@@ -260,8 +260,8 @@ impl<E: Into<CompileError>> From<E> for JobError {
     }
 }
 
-/// All modules, or all refusals, or the first failure of another sort. A job that
-/// was not started follows such a failure.
+/// All modules, or all refusals, or the first failure of another sort. Jobs without
+/// a result were not started; there are some only after such a failure.
 fn settle(
     results: Vec<Option<Result<Arc<Module>, JobError>>>,
 ) -> Result<Vec<Arc<Module>>, CompileError> {
@@ -371,8 +371,8 @@ fn obtain(
     Ok((Arc::new(module), origin))
 }
 
-/// Runs the compiler; the folder it worked in and the shared library there. If the cache's disk fills up, the
-/// compiler works elsewhere.
+/// Runs the compiler. Returns the folder it worked in and the path of the shared library there. If the cache's
+/// disk fills up, the compiler works elsewhere.
 fn compile_source(
     unit: &SourceUnit,
     key: &Key,
@@ -395,7 +395,7 @@ fn compile_source(
     Err(full.into())
 }
 
-/// Compiles in that folder. A disk that is full is an error of the cache, not a refusal.
+/// Compiles in this folder. A full disk is an error of the cache, not a refusal.
 fn compile_in(
     folder: TempDir,
     unit: &SourceUnit,

@@ -118,7 +118,7 @@ pub enum Pairs {
     Tiles,
     /// Dot products in vector lanes (AVX512-BF16).
     Dots,
-    /// None: single precision. Slower than widening before; for tests of everything around it.
+    /// No such instructions: single precision. Slower than converting in advance; for tests of the code around it.
     Plain,
 }
 
@@ -162,7 +162,7 @@ const COMMON_FLAGS: &[&str] = &[
 /// Loop vectorization and unrolling.
 const OPTIMIZE: &[&str] = &["-O3"];
 
-/// What a step needs of GCC's `-O3`. Kernels compile in less time and, with AVX-512, run as fast; other
+/// The part of GCC's `-O3` that a step needs. Kernels compile in less time and, with AVX-512, run as fast; other
 /// levels were not timed (`bench/compilers.py` measures both).
 const OPTIMIZE_WITH_GCC: &[&str] = &[
     "-O2",
@@ -176,7 +176,7 @@ const OPTIMIZE_WITH_GCC: &[&str] = &[
     "-fno-schedule-insns2",
 ];
 
-/// Assumed speed of products by tiles, as a multiple of that in f32. It was measured on one CPU that has them.
+/// Assumed speed of products by tiles, as a multiple of the speed in f32. It was measured on one CPU with tiles.
 const TILES_ARE_FASTER: u64 = 6;
 
 /// What kernels are compiled for.
@@ -190,8 +190,8 @@ pub struct CpuTarget {
     pub cflags: Vec<String>,
     /// How products of bf16 numbers are computed, where that is faster than in single precision.
     pub pairs: Option<Pairs>,
-    /// Whether convolutions of 3×3 taps may be computed by minimal filtering (Winograd), which rounds elsewhere than the
-    /// definition does.
+    /// Whether convolutions of 3×3 taps may be computed by minimal filtering (Winograd), whose rounding differs from
+    /// that of the definition.
     pub allows_winograd: bool,
     /// The limits by which kernels are chosen.
     pub machine: Machine,
@@ -255,7 +255,7 @@ impl CpuTarget {
         self
     }
 
-    /// A rate for tiles, if there are some whose rate nobody measured.
+    /// Assumes a rate for tiles if the target has them and nobody measured their rate.
     fn assume_rate_of_tiles(&mut self) {
         let machine = &mut self.machine;
         if self.pairs == Some(Pairs::Tiles) && machine.pair_operations_per_us == 0 {
@@ -333,7 +333,7 @@ pub fn forced_isa() -> Result<Option<Isa>, FeatureError> {
 }
 
 /// The best target that was seen to run here, or the forced one, with the instructions for pairs of bf16
-/// numbers that were.
+/// numbers that were seen to run or forced.
 ///
 /// # Errors
 /// If the forced level does not run here, if nothing runs, or if the probe's files cannot be written.
@@ -378,7 +378,7 @@ enum Verdict {
     Runs,
     /// The probe ran and ended wrongly.
     Traps(String),
-    /// The probe could not be asked for, built or started.
+    /// The probe could not be compiled or started.
     Fails(String),
 }
 

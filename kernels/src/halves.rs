@@ -1,6 +1,6 @@
-//! Numbers of 16 bits as memory holds them: from and to the values that the graph knows.
+//! Numbers of 16 bits as memory holds them: conversions from and to the values that the graph knows.
 //!
-//! Owns the bits on the side of the compiler: constants, literals, tests. What kernels do with them is in
+//! Owns conversions inside the compiler: of constants, literals, tests. Those that kernels run are in
 //! the C prelude (`prelude/halves.h`). Rounds to nearest even; every NaN is the one that PyTorch makes.
 
 use graph::DType;
@@ -21,7 +21,7 @@ pub fn bits(dtype: DType, value: f64) -> u16 {
     }
     let sign = ((rounded.to_bits() >> 16) & 0x8000) as u16;
     let magnitude = rounded.abs();
-    // Multiples of the smallest f16 number below 2^-14; above, the exponent moves from 127 to 15.
+    // Below 2^-14: multiples of the smallest f16 number. Above: the exponent's bias changes from 127 to 15.
     let positive = match magnitude {
         m if m.is_nan() => return 0x7e00,
         m if m.is_infinite() => 0x7c00,

@@ -33,7 +33,7 @@ pub enum LowerError {
         /// Where it is.
         origin: String,
     },
-    /// A map over nothing.
+    /// A map with an empty range.
     #[error(
         "{origin}: parameter `{param}` has no points; a graph with empty containers cannot be compiled"
     )]

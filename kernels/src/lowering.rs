@@ -72,10 +72,10 @@ pub struct Lowered {
     pub kernels: Vec<KernelInfo>,
     /// Threads that the launches have room for; they run on fewer as well.
     pub threads: usize,
-    /// What launches give besides their buffers, where a kernel's text is shared with other sizes.
+    /// Numbers that launches pass behind their buffers, where a kernel's text is shared with other sizes.
     pub(crate) values: Vec<Vec<i64>>,
     sources: Vec<Source>,
-    /// How its contractions were planned, with the containers of their products.
+    /// The plan of each of its contractions, with the container of the product.
     pub(crate) choices: Vec<(String, PlanSignature)>,
 }
 
@@ -94,7 +94,7 @@ pub struct LoweredLaunch {
     pub args: Vec<Buffer>,
     /// Position of its kernel in [`Lowered::kernels`].
     pub kernel: usize,
-    /// Position in [`Lowered::values`] of what it gives behind its buffers.
+    /// Position in [`Lowered::values`] of the numbers that it passes behind its buffers.
     pub(crate) values: Option<usize>,
     /// Position of its kernel's text in [`Lowered::sources`].
     source: usize,
@@ -287,8 +287,8 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Lowers a contraction whose `rest` runs on every block of the product while it is in cache. Does nothing
-    /// where it stops.
+    /// Lowers a contraction whose `rest` runs on every block of the product while it is in cache. Adds nothing
+    /// if it returns a [`Stop`].
     fn with_epilogue(&mut self, node: &Node, rest: &Node, found: &Recognized) -> Result<(), Stop> {
         if self.has_halves(found) {
             return self.half_contraction(node, found, Some(rest));
@@ -329,7 +329,7 @@ impl Lowering<'_> {
         self.scratch = self.scratch.max(emitted.thread_scratch_bytes);
         let product = Buffer::Container(epilogue.in_place.unwrap_or(found.out));
         let [a, b] = self.before.operands(found);
-        // Where nothing is shared, nobody looks at the fourth buffer.
+        // A kernel without shared scratch does not read the fourth buffer.
         let mut args = vec![a, b, product, workspace.unwrap_or(product)];
         args.extend(self.before.buffers());
         args.extend(epilogue.args.iter().map(|id| Buffer::Container(*id)));
@@ -386,7 +386,7 @@ impl Lowering<'_> {
         self.choices.extend(choices);
     }
 
-    /// Recognizes a contraction, and lets it be planned as it was for other sizes.
+    /// Recognizes a contraction, and looks up the plans of the same product for other sizes.
     fn recognize(&mut self, node: &Node) -> Option<Recognized> {
         let found = recognize(&self.graph, node)?;
         self.product

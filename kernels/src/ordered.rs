@@ -1,8 +1,9 @@
-//! Loops along an axis that have an order, as C: running sums, and the first elements by size.
+//! C text of loops that need the order of an axis: running sums, and the first elements by size.
 //!
 //! Each thread takes rows of the axis; no row depends on another, so results do not depend on the number of threads.
-//! Running sums of floats are kept in 64 bits, as `torch.cumsum` keeps them on a CPU. First elements are
-//! inserted one by one into a sorted list where they are few beside the row; otherwise a stable merge sort finds them. Meaning: `ops::cumsum`, `ops::topk`.
+//! Running sums of floats are kept in 64 bits, as `torch.cumsum` keeps them on a CPU. If few first elements are
+//! asked for, each is inserted into a sorted list; otherwise a stable merge sort finds them. Meaning:
+//! `ops::cumsum`, `ops::topk`.
 //! Never decides which nodes stay whole.
 
 use crate::emit::scalar::c_type;
@@ -10,7 +11,7 @@ use graph::DType;
 
 /// Elements that are always inserted one by one.
 const FEW: i64 = 64;
-/// Most elements that are inserted one by one into a list of a long row; worst of all, each moves all others.
+/// Most elements that are inserted one by one into a list; in the worst case, each insertion moves all others.
 const MOST: i64 = 128;
 
 /// An array with one axis, from outside to inside.
@@ -100,7 +101,7 @@ impl Along {
         (n * (self.dtype.bytes() as i64 + 4)) as usize + 64
     }
 
-    /// Comparisons of the first elements of all rows.
+    /// Number of comparisons that find the first elements of all rows.
     pub(crate) fn comparisons(&self, first: First) -> u64 {
         let each = match self.is_few(first) {
             true => 1,
@@ -178,7 +179,8 @@ impl Along {
     }
 }
 
-/// A stable merge sort of keys and positions, with as much room behind both; whether the result is there.
+/// A stable merge sort of keys and positions. Both have room for `n` more elements behind them; the C function
+/// returns whether the sorted elements lie there.
 fn sort_text(name: &str, real: &str) -> String {
     format!(
         "static int {name}_sort({real} *key, int *at, long n) {{

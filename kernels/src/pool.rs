@@ -48,7 +48,7 @@ pub(crate) struct Member<'a> {
 }
 
 impl Member<'_> {
-    /// Waits until every member came here; what any wrote before, all see after.
+    /// Waits until every member has come here. After it, all see what any of them wrote before it.
     pub fn barrier(&self) {
         self.barrier.wait(self.n_threads);
     }
@@ -105,9 +105,9 @@ impl Pool {
         }
     }
 
-    /// Runs `job` on every thread, but on `at_most` of them, and returns when all are
+    /// Runs `job` on every thread, but on at most `at_most` of them, and returns when all are
     /// done. If the system refuses further threads, fewer members run it;
-    /// `Member::n_threads` is true in any case. A job that panics ends the process:
+    /// `Member::n_threads` is their real number. A job that panics ends the process:
     /// its partners would wait forever.
     pub(crate) fn run(
         &self,

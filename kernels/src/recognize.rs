@@ -22,8 +22,8 @@ pub struct Recognized {
     pub out: ContainerId,
 }
 
-/// The contraction a top-level or kernel-member map is, if it is one whose sums are in single
-/// precision, or all of which is in double precision; its axes in normal form, so that dims are the map's parameters or joined ones.
+/// A top-level or kernel-member map as a contraction, if it is one whose sums are in single precision, or one that
+/// is in double precision throughout. Its axes are in normal form, so its dims are the map's parameters or joined ones.
 pub fn recognize(graph: &Graph, node: &Node) -> Option<Recognized> {
     let single = |dtype| matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
     let double = |dtype| dtype == DType::F64;
@@ -35,7 +35,7 @@ pub fn recognize(graph: &Graph, node: &Node) -> Option<Recognized> {
     })
 }
 
-/// Why a map that multiplies and sums like a contraction is none for the micro-kernels, if so.
+/// Why the micro-kernels cannot take a map that multiplies and sums like a contraction; `None` for all other maps.
 pub fn refusal(graph: &Graph, node: &Node) -> Option<NoFastForm> {
     let (map, tasklet) = map_of_tasklet(node)?;
     let (a, b, out) = factors(tasklet)?;

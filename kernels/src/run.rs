@@ -160,7 +160,7 @@ pub enum BufferRef {
     Arena(usize),
     /// The caller's buffer in this slot: inputs, parameters, outputs.
     External(usize),
-    /// Byte offset in the block that outlives the run: forward's gift to backward.
+    /// Byte offset in the block that outlives the run: what forward leaves for backward.
     Saved(usize),
     /// The program's own constant buffer of this index.
     Constant(usize),
@@ -282,12 +282,12 @@ impl Threads<'_> {
 pub struct LaunchTime<'a> {
     /// The launch's name.
     pub name: &'a str,
-    /// Wall time seen by the calling thread; where it works alone, its CPU time, in which no other program has a
-    /// part.
+    /// Wall time seen by the calling thread. Where it works alone, its CPU time, which excludes
+    /// other programs.
     pub time: Duration,
 }
 
-/// What launches are timed by.
+/// The clock that times launches.
 struct Clock {
     start: Instant,
     is_alone: bool,
@@ -307,7 +307,7 @@ impl Clock {
     }
 }
 
-/// What the calling thread has worked so far, if the system says.
+/// CPU time of the calling thread so far, if the system tells it.
 fn thread_time() -> Option<Duration> {
     #[cfg(unix)]
     {
@@ -511,8 +511,8 @@ impl Program {
                     for tid in own.clone() {
                         // SAFETY: `args` points to this launch's pointers, resolved from buffers that the
                         // caller lent for the whole run and checked (or vouched for) against the stated
-                        // sizes; each `tid` is passed by one thread, with the scratch of that thread, whose
-                        // contents a kernel expects nothing of; the barrier ends the launch before the next.
+                        // sizes; each `tid` is passed by one thread, with the scratch of that thread, on
+                        // whose contents no kernel relies; the barrier ends the launch before the next.
                         unsafe {
                             launch
                                 .function

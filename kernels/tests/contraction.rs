@@ -170,7 +170,7 @@ fn groups_of_few_channels_share_panels() {
     }
 }
 
-/// A linear layer behind an image that is flattened channels first but lies channels last.
+/// A contraction in single precision whose operands have these axes.
 fn with_axes(dims: &[i64], operands: [&Vec<Axis>; 3]) -> Contraction {
     let [a, b, out] = operands.map(|axes| Operand {
         axes: axes.clone(),
@@ -186,6 +186,7 @@ fn with_axes(dims: &[i64], operands: [&Vec<Axis>; 3]) -> Contraction {
     }
 }
 
+/// A linear layer behind an image that is flattened channels first but lies channels last.
 #[test]
 fn large_operands_that_lie_across_the_others() {
     let (m, n, c, places) = (8, 350, 64, 49);

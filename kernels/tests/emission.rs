@@ -3,7 +3,7 @@
 //! Every file of `emission_cases` is a graph of maps in text form. It is lowered, compiled and run
 //! with 1, 2 and 3 threads on random inputs; all memory holds NaN or garbage before. Outputs must
 //! agree with the interpreter, which computes in double precision on the same inputs.
-//! `EMISSION_CASE=name` runs only cases of which the name contains that.
+//! `EMISSION_CASE=name` runs only cases whose names contain it.
 //!
 //! For some cases the C text itself is kept beside the graph (`NAME.c`); run with
 //! `SHORTHAUL_UPDATE=1` to write it anew, and look at the difference.
@@ -333,7 +333,7 @@ fn element_wise_work_after_a_product_is_its_epilogue() {
     assert_eq!(n_cases, 10);
 }
 
-/// What makes operands of a product does so while the product packs them; the weights of a depthwise convolution
+/// Maps that make operands of a product run while the product packs them; the weights of a depthwise convolution
 /// stay in registers.
 #[test]
 fn element_wise_work_on_operands_is_the_product_s_prologue() {
@@ -353,7 +353,7 @@ fn element_wise_work_on_operands_is_the_product_s_prologue() {
                 let name = &graph.container(*id).name;
                 !refused && ["t", "u", "dy", "dy_again"].contains(&name.as_str())
             };
-            // What the graph has as local is in no memory.
+            // Containers that are local in the graph are in no memory.
             let mut touched = kernel.reads.iter().chain(&kernel.writes);
             let is_input = |id: &ContainerId| graph.inputs.contains(id);
             assert!(!touched.any(|id| is_local(id) && !is_input(id)), "{name}");
@@ -374,8 +374,8 @@ fn sums_of_columns_are_part_of_the_product() {
         }
         let lowered = lower(&graph, &target, 2).unwrap_or_else(|e| panic!("{name}: {e}"));
         let n_kernels = lowered.kernels.len();
-        // Results across memory go through scratch; phases of a stride leave no blocks; a block of the product
-        // is no block of what has its rows in another order.
+        // Results that lie across memory go through scratch; phases of a stride leave no blocks; a block of the product
+        // is not a block of a container whose rows have another order.
         let refused = [
             "column_moments_across",
             "column_sums_of_another_order",

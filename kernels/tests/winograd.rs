@@ -46,7 +46,7 @@ fn convolutions() -> Vec<Conv> {
     ]
 }
 
-/// The same whose window also moves in a third direction, with three taps and with two.
+/// The same with windows that also move in a third direction, with three taps and with two.
 fn convolutions_in_three_dimensions() -> Vec<Conv> {
     let of = |n, c, k, size: [i64; 3], taps, pad| Conv {
         size: size.to_vec(),

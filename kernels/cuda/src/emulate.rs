@@ -1,12 +1,12 @@
 //! Executes CUDA text on the CPU: every thread of a block is a fiber, every access is checked.
 //!
 //! Owns the compilation of kernels as C++ (system compiler, cached) and the running of launches with
-//! orders of blocks and threads drawn from a seed. Found are: accesses out of bounds, reads of what
+//! orders of blocks and threads drawn from a seed. It finds: accesses out of bounds, reads of what
 //! was never written, races (by happens-before, so in any order of execution), misaligned vectors,
 //! barriers and warp exchanges that not all threads reach, loops without end that touch memory,
 //! outputs left unwritten. A fault never ends the process: the fibers' stacks are abandoned, which
 //! loses nothing because kernels own nothing. Divisions of integers by zero are found where the
-//! processor traps them (x86-64). Not found is an index outside a local array.
+//! processor traps them (x86-64). It does not find an index outside a local array.
 //!
 //! Never judges values: that is the caller's comparison.
 
@@ -92,8 +92,8 @@ pub enum EmulateError {
 }
 
 impl EmulateError {
-    /// Blames the error on the part of the model that a launch computes: a kernel of which several parts have the same
-    /// text knows only the first.
+    /// Blames the error on the part of the model that a launch computes: a kernel whose text serves several parts
+    /// knows only the first.
     #[must_use]
     pub fn of_launch(mut self, launched: &str) -> Self {
         match &mut self {
@@ -300,7 +300,7 @@ fn launch_error(kernel: &Kernel, problem: String) -> EmulateError {
 /// Most blocks of a launch in x, y and z, on every architecture.
 const MOST_BLOCKS: [u32; 3] = [i32::MAX as u32, 65535, 65535];
 
-/// The device would take the launch.
+/// Checks that the device would take the launch.
 fn check_size(kernel: &Kernel, launch: &Launch, arch: Arch) -> Result<(), EmulateError> {
     let refuse = |problem: String| Err(launch_error(kernel, problem));
     let (bytes, most) = (launch.dynamic_shared_bytes, arch.shared_bytes());
@@ -328,8 +328,8 @@ fn check_size(kernel: &Kernel, launch: &Launch, arch: Arch) -> Result<(), Emulat
     Ok(())
 }
 
-/// Arguments fit parameters, and no buffer that is written has a second name: the device compiler
-/// takes parameters for distinct memory.
+/// Checks that arguments fit parameters, and that no buffer that is written has a second name: the device
+/// compiler takes parameters for distinct memory.
 fn check_arguments(kernel: &Kernel, launch: &Launch, memory: &Memory) -> Result<(), EmulateError> {
     let refuse = |problem: String| Err(launch_error(kernel, problem));
     if kernel.params.len() != launch.args.len() {
@@ -438,7 +438,7 @@ fn source(kernels: &[Kernel]) -> String {
     for kernel in kernels {
         let name = &kernel.name;
         text.push_str(&format!("#line 1 \"{name}\"\n{}\n", kernel.text));
-        // What the text asks for is what a device launches with.
+        // The text must state the same numbers that a device launches it with.
         for (what, n) in [
             ("threads", kernel.threads),
             ("min_blocks", kernel.min_blocks),

@@ -26,7 +26,7 @@ pub struct Emulated {
     settings: Settings,
 }
 
-/// The bytes of each block that hold something: the arena at first nothing.
+/// For each block, a number per byte that says whether it holds something.
 type Written = BTreeMap<Block, Vec<u8>>;
 
 /// A block of the caller's memory.
@@ -104,7 +104,7 @@ impl Emulated {
         unsafe { self.run_with(pass, addresses, &NoOperators) }.map(|_| ())
     }
 
-    /// Runs a pass: the seconds of each launch in the emulator, which say nothing about a device.
+    /// Runs a pass. Returns the seconds of each launch in the emulator, which say nothing about a device.
     ///
     /// # Errors
     /// As for [`Emulated::run`]; a call that fails, or reads what nobody wrote.
@@ -261,7 +261,7 @@ impl Emulated {
         }
     }
 
-    /// What a launch is given; nobody looks at what a product leaves in its workspace.
+    /// The parameters of a launch, without a product's workspace: nothing reads what is left there.
     fn params(&self, work: LaunchOp) -> &[Param] {
         match work {
             LaunchOp::Kernel(n) => &self.kernels[n].params,
@@ -298,9 +298,8 @@ impl Emulated {
         }
     }
 
-    /// What holds something before the first launch: all but the arena and what the pass is to write, unless
-    /// it reads that first. The saved block is the forward pass's to write, which is the one that writes it
-    /// at all.
+    /// Which bytes hold something before the first launch: all except the arena, what the pass writes before it
+    /// reads it, and the saved block of a pass that writes it (the forward pass).
     fn at_start(&self, pass: &Pass) -> Written {
         let saves = pass.launches.iter().any(|launch| launch.writes_saved);
         let mut written = Written::new();

@@ -31,7 +31,7 @@ pub struct HostProgram<'p> {
     graph: &'p Graph,
     program: &'p CudaProgram,
     batches: Vec<Emulator>,
-    /// What reshapes made, by the container whose bytes it is.
+    /// Containers that reshapes made, each with the container whose bytes it is.
     roots: BTreeMap<ContainerId, ContainerId>,
 }
 
@@ -115,7 +115,7 @@ impl HostProgram<'_> {
         let mut buffers = BTreeMap::new();
         for (id, tensor) in self.graph.inputs.iter().zip(inputs) {
             let buffer = memory.add(&self.name(*id), &self.laid_out(*id, tensor));
-            // No kernel may need more than launches promise.
+            // No kernel may need a higher alignment than launches promise.
             memory.place(buffer, ALIGNMENT as usize);
             buffers.insert(Buffer::Container(self.root(*id)), buffer);
         }

@@ -18,7 +18,7 @@ macro_rules! interface {
 
 pub(crate) use interface;
 
-/// What stands in the way of a library, with the loader's own words, which are the error's source.
+/// What stands in the way of a library, with the loader's own words (the error's source).
 pub(crate) fn told(problem: &libloading::Error) -> String {
     match std::error::Error::source(problem) {
         Some(source) => format!("{problem}: {source}"),

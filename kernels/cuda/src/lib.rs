@@ -120,8 +120,8 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Bytes of which the address passed for the `n`-th parameter must be a multiple: those of an
-    /// element, or of the widest vector that the text loads, copies or stores, under whatever name.
+    /// The alignment in bytes of the address that is passed for the `n`-th parameter: that of an element, or of
+    /// the widest vector that the text loads, copies or stores, under whatever name.
     pub fn alignment(&self, n: usize) -> usize {
         let param = &self.params[n];
         if matches!(param.ty, ParamType::Map(_)) {

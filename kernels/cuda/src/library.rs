@@ -251,7 +251,7 @@ mod tests {
         assert_eq!(missing, Missing::Nowhere { folders: vec![] });
     }
 
-    /// The sentences about a library of which this machine may have one.
+    /// The sentences about a library that this machine may or may not have.
     #[test]
     fn what_is_missing_says_what_to_do() {
         static NAMES: Names = Names {

@@ -104,9 +104,9 @@ pub struct MapInfo {
     pub operators: Vec<Arc<Origin>>,
     /// The pass it belongs to.
     pub stage: Stage,
-    /// Which generator wrote it: `loops`, or of contractions `simt` (register tiles of scalar
-    /// multiply-adds), `mma` (warp products), `wgmma` (products of warpgroups), `cublaslt` or `cudnn`, of
-    /// several in one kernel `chain`; of attention the operator of PyTorch's that computes it.
+    /// Which generator wrote it: `loops`; for contractions `simt` (register tiles of scalar
+    /// multiply-adds), `mma` (warp products), `wgmma` (products of warpgroups), `cublaslt` or `cudnn`; for
+    /// several in one kernel `chain`; for attention the PyTorch operator that computes it.
     pub path: &'static str,
     /// The widest type that it computes with.
     pub dtype: DType,
@@ -119,7 +119,7 @@ pub struct MapInfo {
     pub bytes_read: u64,
     /// Bytes of the containers it writes to memory, each once and whole.
     pub bytes_written: u64,
-    /// Bytes moved besides, to put the results of somebody else's operator in their places.
+    /// Bytes moved in addition, to put the results of a foreign operator in their places.
     pub bytes_copied: u64,
     /// For a contraction: what else could compute it, and why this does.
     pub product: Option<Choice>,
@@ -205,7 +205,7 @@ impl Lowering {
         self.loops(node)
     }
 
-    /// One kernel, or where it has no form that is known, one for each member with what they pass on in
+    /// One kernel; if the chain has no form that is known, one for each member, and what they pass on is in
     /// memory.
     fn chain(&mut self, node: &Node, map: &Map) -> Result<(), LowerError> {
         if let Some(emitted) = chain::emit(NAME, &self.graph, node)? {
@@ -230,7 +230,7 @@ impl Lowering {
     /// Why a contraction that tiles would serve has no form for them.
     fn contraction(&self, node: &Node) -> Result<Option<Recognized>, NoFastForm> {
         let Some(found) = recognize_typed(&self.graph, node, &contraction::multiplies) else {
-            // All types of floats multiply, so it is the index.
+            // All types of floats multiply, so the index is the reason.
             return match refusal(&self.graph, node) {
                 Some(_) => Err(NoFastForm::Index),
                 None => Ok(None),
@@ -346,7 +346,7 @@ impl Lowering {
     /// The position of a kernel of this text and these maps.
     fn kernel(&mut self, mut kernel: Kernel, origin: &str) -> usize {
         let text = kernel.text.replace(&kernel.name, NAME);
-        // What the copy engine is told stands in the parameters alone.
+        // What the copy engine is told is in the parameters, not in the text.
         let maps = kernel.params.iter().filter_map(|p| p.ty.map());
         let key = format!("{:?} {text}", maps.collect::<Vec<_>>());
         if let Some(known) = self.known.get(&key) {

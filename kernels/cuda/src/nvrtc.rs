@@ -186,7 +186,7 @@ pub fn compile(
 /// itself cannot be stopped.
 ///
 /// # Errors
-/// Of the first kernels that fail, as [`compile`]; [`NvrtcError::Interrupted`].
+/// As [`compile`], for the first kernels that fail; [`NvrtcError::Interrupted`].
 pub fn compile_all(
     kernels: &[Kernel],
     arch: Arch,

@@ -53,7 +53,7 @@ pub struct Pass {
     pub arena_bytes: usize,
     /// Size of the block between the passes in bytes.
     pub saved_bytes: usize,
-    /// Bytes of which the address of every buffer must be a multiple; 0: any.
+    /// Alignment in bytes of the address of every buffer; 0: any.
     pub alignment: u64,
 }
 

@@ -222,7 +222,7 @@ impl<'u> Body<'u> {
         format!("{name}_element({});", all.join(", "))
     }
 
-    /// Which array a block belongs to, by halving.
+    /// Which array a block belongs to, by binary search.
     fn find(
         &self,
         sizes: &[usize],

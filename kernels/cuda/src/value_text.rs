@@ -18,7 +18,7 @@ pub(super) fn value_type(dtype: DType) -> &'static str {
     }
 }
 
-/// A literal of that type.
+/// A literal of type `dtype`.
 pub(super) fn literal(s: Scalar, dtype: DType) -> String {
     match dtype {
         DType::F16 | DType::BF16 => {

@@ -57,7 +57,7 @@ fn attention_at_sizes_that_no_tile_divides() {
     );
 }
 
-/// What has no kernel of its own goes through memory, and is as right.
+/// A chain without a kernel of its own goes through memory, and its results are right, too.
 #[test]
 fn chains_of_other_forms_are_launches_of_their_own() {
     let wide = Case {
@@ -121,8 +121,8 @@ fn attention_with_masks_and_dropout() {
     );
 }
 
-/// How often the forward kernel goes over the columns: once, if what is divided last is a multiple of
-/// powers against a maximum; the sum needs no sweep of its own where only that is not so.
+/// How often the forward kernel goes over the columns: once, if what is divided last is a multiple of powers
+/// against a maximum; twice, if only that is not so, since the sum needs no sweep of its own; else three times.
 #[test]
 fn a_running_maximum_saves_sweeps() {
     let case = Case {
@@ -164,7 +164,7 @@ fn a_running_maximum_saves_sweeps() {
     }
 }
 
-/// What no running maximum corrects, or only at a row's end, is right all the same: raw products as left
+/// Chains that no running maximum corrects, or only at a row's end, are right, too: raw products as left
 /// factors, divisors from memory, powers of another value than the maximum is of.
 #[test]
 fn what_a_running_maximum_does_not_cover_is_right() {
@@ -239,7 +239,7 @@ fn tiles_that_others_read_are_stored() {
     );
 }
 
-/// Numbers of rows alone, without products out of tiles, and what its columns sum up: of both sides.
+/// Chains that only reduce rows to numbers, without products out of tiles, are one launch.
 #[test]
 fn reductions_of_products_are_one_launch() {
     let text = "graph \"sums\" {

@@ -357,7 +357,7 @@ fn a_table_decides_and_what_it_does_not_have_is_ours() {
     assert_eq!(missing.kernels, own.kernels);
 }
 
-/// Asked for everywhere, a rank is taken where the library has it.
+/// A rank that is asked for everywhere is taken where the library has it.
 #[test]
 fn what_the_library_does_not_offer_stays_ours() {
     let graph = graph(&LINEAR);
@@ -379,7 +379,7 @@ fn what_the_library_does_not_offer_stays_ours() {
     assert_eq!(paths_of(Candidate::LibraryThenMap(3), plain), ["simt"]);
 }
 
-/// Read before it was written: the product of another product that never ran.
+/// A product that reads the result of another product before that has run.
 #[test]
 fn a_product_of_what_nothing_wrote_is_found() {
     let graph = graph(&LINEAR);

@@ -161,7 +161,6 @@ fn texts_tell_convolutions_apart() {
     );
 }
 
-/// Points in steps are a product for each row of each image, of a few columns; as a convolution they are one.
 /// Groups as a dimension of their own, as fusion leaves them.
 #[test]
 fn groups_may_be_a_dimension() {
@@ -182,6 +181,8 @@ fn groups_may_be_a_dimension() {
 }
 
 #[test]
+/// Pointwise convolutions with strides would be a product of a few columns for each row of each image; as a
+/// convolution they are one.
 fn points_in_steps_are_one_convolution() {
     let (found, types) = found(&POINTS.graph(Direction::Forward, "f32", LAST));
     let gemm = gemm(&found.contraction, types).unwrap();

@@ -306,7 +306,7 @@ fn a_folder_without_the_library_is_told() {
     recorders.of_wrong_folders(names, Libraries::find);
 }
 
-/// Convolutions need no cuBLASLt, so it is missed by the first product.
+/// Convolutions need no cuBLASLt, so only the first product reports it missing.
 #[test]
 fn a_library_that_is_not_there_is_missed_by_its_product() {
     let recorders = Recorders::new();

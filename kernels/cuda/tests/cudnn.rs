@@ -298,8 +298,8 @@ fn ranks_count_what_computes_the_same_sums() {
     );
 }
 
-/// A plan may take seconds to make: to measure every rank makes it once when it is counted and once when it is
-/// loaded, and a table that is measured makes only what it loads.
+/// A plan may take seconds to make. Measuring every rank makes each plan once to count it and once to load it;
+/// with a measured table, only plans that are loaded are made.
 #[test]
 fn plans_are_not_made_again_to_be_counted() {
     let recorders = Recorders::new();
@@ -342,7 +342,7 @@ fn one_thread_at_a_time_uses_the_handle() {
     assert_eq!(recorders.dnn_overlaps(), 0);
 }
 
-/// Where nothing is offered since something fails, the library's words are told; nothing of it is remembered.
+/// If nothing is offered because something fails, the error has the library's words; the failure is not remembered.
 #[test]
 fn what_the_library_says_is_kept_where_nothing_is_found() {
     let recorders = Recorders::new();
@@ -443,7 +443,7 @@ fn a_folder_without_the_library_is_told() {
     recorders.of_wrong_folders(names, Libraries::find);
 }
 
-/// Products need no cuDNN, so it is missed by the first convolution.
+/// Products need no cuDNN, so only the first convolution reports it missing.
 #[test]
 fn a_library_that_is_not_there_is_missed_by_its_convolution() {
     let recorders = Recorders::new();

@@ -2,7 +2,7 @@
 //!
 //! Every file of `emission_cases` is a graph of maps in text form. It runs under two orders of threads
 //! on random inputs, in the precision it declares and with half-precision containers; all memory holds
-//! NaN before. `EMISSION_CASE=name` runs only cases of which the name contains that.
+//! NaN before. `EMISSION_CASE=name` runs only cases whose names contain it.
 
 use cuda_kernels::{execute, lower};
 use graph::{Bindings, ContainerId, DType, Graph, NoLibrary, Precision, Scalar, Tensor, interpret};
@@ -171,7 +171,7 @@ fn half_precision_is_rounded_once() {
     }
 }
 
-/// What integer types end at, on both sides, and what no integer is.
+/// The ends of the integer types, numbers on both sides of them, and numbers that are no integers.
 const EDGES: [f64; 36] = [
     0.0,
     -0.0,

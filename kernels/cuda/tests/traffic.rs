@@ -143,9 +143,9 @@ fn widths(d: &Direction) -> String {
     share.collect::<Vec<_>>().join(" ")
 }
 
-/// For every map of `traffic_cases` the bytes of its containers, and their share of the bytes that its
-/// launches move: sectors once for each block, and for each instruction. Then each launch. Rows are as
-/// long as in networks, and fewer.
+/// For every map of `traffic_cases`: the bytes of its containers, and their share of the bytes that its
+/// launches move, with sectors counted once for each block, and for each instruction. Then each launch. Rows
+/// are as long as in networks, but fewer.
 #[test]
 fn emitted_kernels_move_what_they_must() {
     let wanted = std::env::var("TRAFFIC_CASE").unwrap_or_default();

@@ -266,7 +266,7 @@ fn what_warpgroups_do_not_multiply_is_refused() {
     assert!(refused(&odd, BF16).contains("16 bytes"));
 }
 
-/// Dynamic shared memory of each tile: places, and of boxes two barriers of 8 bytes for each.
+/// Dynamic shared memory of each tile: its places. With the copy engine, each place has two barriers of 8 bytes.
 const BYTES: [u32; 5] = [
     192 << 10,
     96 << 10,

@@ -33,7 +33,7 @@ pub(crate) struct Attention {
     /// The operands and results, in the order of [`Pass::operands`], as parts of their containers; without the mask,
     /// if there is none.
     pub(crate) views: Vec<View>,
-    /// What a mask has, if there is one: numbers to add, or whether a row sees a key.
+    /// Element type of the mask, if there is one: numbers to add, or bool for whether a row sees a key.
     pub(crate) mask: Option<DType>,
     /// Dropout of the probabilities; its seed is then an operand.
     pub(crate) dropout: Option<Dropout>,
@@ -143,7 +143,7 @@ impl Attention {
         let [.., depth, width] = self.sizes();
         let each = match self.pass {
             Pass::Forward => depth + width,
-            // The scores again, and the gradients of queries and keys; those of the values and of the probabilities.
+            // Depth: the scores again, the gradients of queries and keys. Width: those of values and of probabilities.
             Pass::Backward => 3 * depth + 2 * width,
         };
         (2 * self.scores() * each) as u64
@@ -207,8 +207,8 @@ impl Attention {
         })
     }
 
-    /// Where the mask of a head begins, where that of a row (`first` + i) does, and which columns of a block any row of
-    /// a strip sees.
+    /// C lines: where the mask of a head begins, where that of row `first` + i begins, and which columns of a block any
+    /// row of a strip sees.
     fn mask_words(&self, first: &str) -> [String; 3] {
         let Some(dtype) = self.mask else {
             return Default::default();
@@ -375,7 +375,7 @@ fn float(x: f32) -> String {
     }
 }
 
-/// A function that narrows a range of columns to those that some row sees, from whole vectors on.
+/// A function that narrows a range of columns to those that some row sees; it begins at a whole vector.
 fn seen_text(mask: DType) -> String {
     let sees = match mask {
         DType::Bool => "mask[i * row + j * column] != 0",

@@ -36,7 +36,7 @@ pub const FORMAT_VERSION: u32 = 2;
 pub const FOOTER_BYTES: usize = 48;
 const MAGIC: &[u8; 8] = b"SHORTHL1";
 const DEFAULT_LIMIT_BYTES: u64 = 4 << 30;
-/// What is written to find out whether the disk takes it: quotas show nowhere else.
+/// Bytes that are written to find out whether the disk takes them: quotas show nowhere else.
 const TRIAL_BYTES: usize = 256 << 10;
 /// A folder in memory, where temporary files find room when the disks have none.
 const IN_MEMORY: &str = "/dev/shm";

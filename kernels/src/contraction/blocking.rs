@@ -177,7 +177,7 @@ impl ContractionPlan {
         Some(self.n_inner().size % self.nr()).filter(|&r| r > 0 && !self.open.columns)
     }
 
-    /// Reduction length of a whole problem and the most in one block.
+    /// Reduction length of the whole problem.
     pub fn k_total(&self) -> i64 {
         product(&self.shape.k)
     }
@@ -214,9 +214,9 @@ pub struct Wishes {
     pub machine: Machine,
     /// The numbers of the plan to take, if it exists.
     pub requested: Option<[i64; 8]>,
-    /// How many of the best other plans to tell.
+    /// How many of the best other plans to report.
     pub n_others: usize,
-    /// Columns of the result are summed, which no part of a reduction can be.
+    /// Whether columns of the result are summed; then the reduction is not divided into parts.
     pub sums: bool,
     /// How other sizes were planned.
     pub known: Vec<PriorPlan>,
@@ -283,7 +283,7 @@ fn wide(s: &Shape, w: &Wishes) -> Option<Shape> {
     Some(turned)
 }
 
-/// Gives all plans to `take`; with tiles of those lengths, where `tiles` says it.
+/// Gives all plans to `take`; with `tiles`, only those with tiles of these lengths.
 pub(super) fn consider(
     s: &Shape,
     w: &Wishes,
@@ -418,8 +418,8 @@ fn a_numbers(p: &ContractionPlan) -> i64 {
     p.shape.a.coords.iter().map(|c| extent(p, c)).product()
 }
 
-/// The broadcast operand is read at `tile row` and `reduction` steps; which stride is not one must
-/// not be a multiple of a page.
+/// Whether rows or steps of the broadcast operand alias in a cache: one of its two strides is 1, and the other is
+/// a multiple of a page.
 fn aliases(p: &ContractionPlan) -> bool {
     let row = p.shape.m[p.shape.m.len() - 1].a;
     let step = p.shape.k[p.shape.k.len() - 1].a;

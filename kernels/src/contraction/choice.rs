@@ -152,7 +152,7 @@ impl Form {
         }
     }
 
-    /// Whether it is a plan's; the same as to compare with [`Form::new`], without its lists.
+    /// Whether it is the form of plan `p`. Same as a comparison with [`Form::new`], but makes no lists.
     fn is_of(&self, p: &ContractionPlan) -> bool {
         let s = &p.shape;
         let cuts = [p.k_cut.count(&s.k) > 1, p.k_cut.blocks > 1];
@@ -280,7 +280,7 @@ fn varied(order: &Shape, w: &Wishes, plan: ContractionPlan) -> ContractionPlan {
     best.1
 }
 
-/// The cheapest plan that `admits` takes, among those of some tiles.
+/// The cheapest plan that `admits` takes, among those with one of the `tiles`.
 fn cheapest_of(
     admits: &dyn Fn(&ContractionPlan) -> bool,
     tiles: &BTreeSet<TileLengths>,

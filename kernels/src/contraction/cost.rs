@@ -1,5 +1,5 @@
-//! The cost model of a contraction's blocking plan: estimated cycles, and what they are on a machine. Chooses
-//! nothing.
+//! The cost model of a contraction's blocking plan: estimated cycles, and the time that they take on a machine.
+//! Chooses nothing.
 //!
 //! A cycle is the time in which a thread can do 64 operations of a product; with vectors of 16 floats that is one
 //! of the processor's.

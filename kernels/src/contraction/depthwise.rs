@@ -12,11 +12,11 @@ use super::{ContractionTarget, EmittedContraction, Hooks, Launch, NoFastForm, Ro
 
 mod text;
 
-/// Most register-tile code a border may cost.
+/// Most taps, and most terms of border columns that are written out.
 const MOST_TAPS: usize = 128;
 const MOST_BORDER_TERMS: usize = 400;
-/// How many times as long as at a product's peak a multiply-add takes that loads one of its factors, and one
-/// that loads both.
+/// The time of a multiply-add that loads one of its factors, relative to one at a product's peak, and the time of
+/// one that loads both.
 const ONE_LOAD: f64 = 3.0;
 const TWO_LOADS: f64 = 4.5;
 /// Positions whose sums are kept together.
@@ -58,14 +58,14 @@ pub struct Depthwise {
     /// Tap dims but the innermost.
     row_taps: Vec<usize>,
     shared_at: i64,
-    /// Make the image, and the other operand of a weight gradient.
+    /// The functions that make the image, and the other operand of a weight gradient.
     x_prologue: Option<String>,
     y_prologue: Option<String>,
     epilogue: Option<String>,
     sums: Option<String>,
 }
 
-/// Emits all parts of `form` if each is depthwise; `None` if this is not the place for it.
+/// Emits all parts of `form` if each is depthwise; `None` if one is not.
 pub fn emit(
     name: &str,
     form: &GatherForm,

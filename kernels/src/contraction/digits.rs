@@ -146,7 +146,7 @@ fn join(c: &mut Contraction, high: usize, low: usize) {
 }
 
 /// Gives each digit of an unguarded axis an axis of its own. With `covers`, only where the digits
-/// reach every position: what nobody reaches of an output is zero, and one axis must say so.
+/// reach every position: positions of an output that nothing reaches are zero, and one axis must say so.
 fn split_axes(operand: &mut Operand, dims: &[i64], covers: bool) {
     let mut axes = Vec::new();
     for axis in std::mem::take(&mut operand.axes) {

@@ -130,7 +130,7 @@ pub(super) fn plan<'a>(
 }
 
 impl Planned<'_> {
-    /// How it is cut, and the best other ways. Of several parts, the first is changed alone.
+    /// How it is cut, and the best other ways. If there are several parts, other ways change only the first.
     pub(super) fn choice(&self) -> BlockingChoice {
         let others = self.first_others.iter();
         BlockingChoice {

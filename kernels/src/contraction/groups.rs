@@ -33,7 +33,7 @@ impl GroupDim {
 pub struct Diagonal {
     /// Groups in a panel.
     pub together: i64,
-    /// Panels of groups: the size of what is left of the batch dim, the last of `Shape::batch`.
+    /// Panels of groups: the size that the batch dim, the last of `Shape::batch`, is left with.
     pub panels: i64,
     /// The batch dim that was cut.
     pub id: usize,
@@ -55,7 +55,7 @@ fn runs_on(outer: i64, inner: i64, size: i64) -> bool {
     outer == inner * size
 }
 
-/// Brings groups together where that fills lanes; else gives the shape as it is. `sizes` are the dims
+/// Brings groups together where that fills lanes; else returns the shape as it is. `sizes` are the dims
 /// before roles joined them; the prologue is the vector operand's.
 pub fn together(s: Shape, sizes: &[i64], vw: i64, prologue: bool, epilogue: bool) -> Shape {
     let diagonal = diagonal(&s, vw).filter(|d| match d.place {

@@ -139,7 +139,7 @@ impl MicroKernel {
         Some(row as i64 / columns).filter(|position| *position >= first)
     }
 
-    /// Declares where a row that may be missing is read: the last one there is, in its place.
+    /// Declares where each row that may be missing is read: a missing row reads the last one there is.
     fn missing_rows(&self, t: &mut CText) {
         let Some((_, _, step)) = self.ragged.and_then(|ragged| ragged.rows) else {
             return;

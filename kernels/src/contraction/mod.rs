@@ -124,7 +124,7 @@ pub struct ContractionTarget {
     pub machine: Machine,
     /// Plans of other sizes of the same model, whose text may serve again.
     pub known: Vec<PriorPlan>,
-    /// What to choose otherwise, and to tell about what was not chosen.
+    /// What the caller asks of the choice of blocking, and of the report about it.
     pub requested: BlockingRequest,
 }
 
@@ -133,7 +133,7 @@ pub struct ContractionTarget {
 pub struct BlockingRequest {
     /// How to cut it, where that is possible.
     pub blocking: Option<Blocking>,
-    /// How many of the best other ways to tell.
+    /// How many of the best other ways to report.
     pub n_others: usize,
     /// Whether to take, instead of the best way, one whose text differs in as many numbers as possible and in nothing
     /// else.
@@ -167,8 +167,8 @@ pub struct Roles {
     pub m: Vec<usize>,
     /// Dims of the vector operand and the output.
     pub n: Vec<usize>,
-    /// A dim with its size and its stride in the output, as the loops go through it: a data gradient's loops
-    /// count positions of the output, of which the description knows sums only. Empty where the output is
+    /// Each dim with its size and its stride in the output, as the loops go through it: a data gradient's loops
+    /// count positions of the output, which are sums of dims in the description. Empty where the output is
     /// written in phases.
     pub places: Vec<(usize, i64, i64)>,
 }

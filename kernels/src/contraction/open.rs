@@ -2,8 +2,8 @@
 //!
 //! A contraction that is planned for one size has a micro-kernel for each length of tile and each width of panel
 //! that occurs. Where a size differs from an earlier one of the same product, its text has instead a micro-kernel
-//! for each of a few lengths and widths, and tells at run time which a tile needs: the numbers in such a text
-//! follow from sizes, its shape does not. Rows that a micro-kernel has beyond its tile read the last row again and
+//! for each of a few lengths and widths, and chooses at run time the one that a tile needs: the numbers in such a
+//! text follow from sizes, its shape does not. Rows that a micro-kernel has beyond its tile read the last row again and
 //! are not stored; lanes beyond the last column are masked.
 //!
 //! Owns which dims are open, and the text of what is decided at run time.
@@ -91,7 +91,7 @@ pub(super) struct ForTile {
     pub(super) name: String,
     /// C conditions, all of which hold.
     pub(super) when: Vec<String>,
-    /// What it is given besides the arguments of all.
+    /// Arguments that it takes behind those that all take.
     pub(super) more: String,
 }
 
@@ -155,7 +155,7 @@ impl GatherPart<'_> {
         kernels
     }
 
-    /// For a micro-kernel of tiles of that length: the first position that a tile may lack, the rows of each position,
+    /// For a micro-kernel of tiles of `length`: the first position that a tile may lack, the rows of each position,
     /// and the step of a position in the broadcast operand.
     fn missing_rows(&self, length: i64) -> (i64, i64, i64) {
         let (p, m) = (&self.plan, &self.plan.shape.m);
@@ -165,7 +165,7 @@ impl GatherPart<'_> {
         (first, columns, self.a_stride(&m[axis]))
     }
 
-    /// Declares what a tile lacks of what its micro-kernel has: its rows and its lanes.
+    /// Declares how many rows and lanes a tile has, where it may lack some of its micro-kernel's.
     pub(super) fn declare_ragged(&self, t: &mut CText) {
         let p = &self.plan;
         if p.open.rows {

@@ -19,7 +19,7 @@ pub struct PackLevel {
     pub is_open: bool,
 }
 
-/// Copy of one panel of `width` lanes, of which `valid` exist; without, as many as its last argument says.
+/// Copy of one panel of `width` lanes, of which `valid` exist; without `valid`, its last argument says how many.
 pub struct Panel<'a> {
     pub levels: Vec<PackLevel>,
     pub vector: Vector,
@@ -111,7 +111,7 @@ impl Panel<'_> {
             } else if l.extent > chunk || l.is_open {
                 before.push(Loop::Chunk(i, chunk));
                 after.push(Loop::Rest(i, chunk));
-                // What lies outside of an extent that may be any does not depend on it.
+                // The loops outside of an extent that may be any do not depend on it.
                 rows = if l.is_open { ROWS_IN_L1 } else { rows };
             } else {
                 after.push(Loop::Level(i));

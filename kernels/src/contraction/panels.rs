@@ -9,7 +9,7 @@ use super::pack::{PackLevel, Panel};
 use super::text::{CText, affine};
 
 impl GatherPart<'_> {
-    /// Emits the copy of a panel of `width` columns, of which `valid` exist; without, the copy is told.
+    /// Emits the copy of a panel of `width` columns, of which `valid` exist; without `valid`, an argument says it.
     pub(super) fn panel_function(
         &self,
         t: &mut CText,

@@ -26,7 +26,7 @@ pub struct StagedCoord {
 }
 
 impl Staging {
-    /// Lays out coordinates in the source's order; `extent` gives most positions and whether always all.
+    /// Lays out coordinates in the source's order; `extent` tells the `extent` of each, and whether it is `full`.
     pub fn new(coords: &[Coord], element: Element, extent: impl Fn(&Coord) -> (i64, bool)) -> Self {
         let mut order: Vec<&Coord> = coords.iter().collect();
         order.sort_by_key(|c| std::cmp::Reverse(c.stride));

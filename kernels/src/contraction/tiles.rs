@@ -130,8 +130,8 @@ impl GatherPart<'_> {
         ((self.plan.nr() + tiles - 1) / tiles).min(self.plan.vector.element.per_line())
     }
 
-    /// A column-wise operand in place: each step reads a few numbers of another row, which no hardware
-    /// prefetcher follows.
+    /// Where to fetch ahead in a column-wise operand that is read in place: each step reads a few numbers of another
+    /// row, which no hardware prefetcher follows.
     pub(super) fn ahead_a(&self) -> Vec<i64> {
         let m = &self.plan.shape.m;
         let column = m[m.len() - 1].a == 1 && self.plan.staging.is_none();
@@ -143,7 +143,7 @@ impl GatherPart<'_> {
         }
     }
 
-    /// A vector operand in place: the next panel's part of the row.
+    /// Where to fetch ahead in a vector operand that is read in place: the next panel's part of the row.
     pub(super) fn ahead_b(&self) -> Vec<i64> {
         let nr = self.plan.nr();
         if self.plan.source != VectorSource::Direct || self.plan.inner_panels() == 1 {

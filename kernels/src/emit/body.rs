@@ -53,9 +53,9 @@ pub struct ElementAccess {
 pub struct Write {
     /// What is written.
     pub place: ElementAccess,
-    /// How it is joined with what is there; `None`: it replaces that.
+    /// How it is joined with what is there; `None`: it replaces the old value.
     pub conflict: Option<Reduction>,
-    /// Loops of which different values write different elements.
+    /// Loops whose different values write different elements.
     pub owned: BTreeSet<Symbol>,
     /// The value, from the reads of the statement.
     pub expr: Expr,
@@ -222,7 +222,7 @@ impl Reader<'_> {
         !self.promote && container.storage == Storage::Local
     }
 
-    /// Finds the dimensions of local containers that vanish: index the same outer parameter always.
+    /// Finds the dimensions of local containers that vanish: those always indexed by the same outer parameter.
     fn find_point_dims(&mut self, nodes: &[Node]) {
         let mut dims: BTreeMap<ContainerId, Vec<Option<SymExpr>>> = BTreeMap::new();
         let mut visit = |m: &Memlet| {
@@ -426,7 +426,7 @@ impl Reader<'_> {
         Ok(strides)
     }
 
-    /// Loops of which different values surely write different elements.
+    /// Loops whose different values surely write different elements.
     fn owned(&self, memlet: &Memlet) -> BTreeSet<Symbol> {
         let mut owned = BTreeSet::new();
         for index in &memlet.subset {
@@ -465,7 +465,7 @@ const RESERVED: &str = "\
     linux unix i386 \
     buf scratch tid nt at value base elem lane live part point step first";
 
-/// A C identifier that cannot meet one the emitter makes itself (`t3`, `x0`, `p`).
+/// A C identifier that differs from all that the emitter makes itself (`t3`, `x0`, `p`).
 fn c_identifier(name: &str) -> String {
     let clean: String = name
         .chars()

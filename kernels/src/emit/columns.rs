@@ -3,8 +3,8 @@
 //!
 //! Owns the condition under which maps are such sums, and both functions. A block's sums lie in a place of
 //! its own, whoever computes it, and are added in the order of the blocks: results do not depend on threads.
-//! Within a block, rows are summed in single precision some at a time and then in double precision. A second
-//! moment is made about the mean of those rows, and moved to the mean of all (Chan, Golub, LeVeque 1983), so
+//! Within a block, a few rows at a time are summed in single precision; their sums are added in double precision.
+//! A second moment is made about the mean of those rows, and moved to the mean of all (Chan, Golub, LeVeque 1983), so
 //! that it does not cancel.
 
 use super::body::{self, Body, Nest, Statement, Write};
@@ -26,7 +26,7 @@ use std::collections::BTreeSet;
 const ROWS: i64 = 64;
 /// Columns that the last launch adds up at a time.
 const COLUMNS: i64 = 16;
-/// Columns of a sum that are few.
+/// Most columns of a sum that is called narrow.
 const NARROW: i64 = 64;
 
 /// The functions of a kernel's column sums.
@@ -44,12 +44,12 @@ pub(crate) struct Columns {
     pub(crate) bytes: i64,
 }
 
-/// What is around column sums.
+/// The surroundings of column sums.
 pub(crate) struct Around<'a> {
-    /// The product and what is written beside it in its layout, element for element: a block of its rows is
-    /// then a block of the product's.
+    /// The product, and the containers written beside it, element for element in its layout: a block of their rows is
+    /// a block of the product's.
     pub(crate) made: &'a BTreeSet<ContainerId>,
-    /// What lies where the product is: itself, or what took its place.
+    /// The container that lies where the product is: the product itself, or what took its place.
     pub(crate) product: ContainerId,
     pub(crate) buffers: Buffers,
     /// Blocks of rows.
@@ -198,7 +198,7 @@ fn leaf(
     Some((statements, found))
 }
 
-/// A sum of columns over `points` rows, with the second moment about it among `squares`.
+/// `s` as a sum of columns over `points` rows, with the second moment about its mean if that is among `squares`.
 fn sum(
     s: &Statement,
     squares: &[Statement],
@@ -327,7 +327,7 @@ fn print(
     }
     last.close();
 
-    // Rooms take the place of the containers in the leaves.
+    // In the leaves, the arrays of sums take the place of the containers.
     let mut named: Vec<(ContainerId, String)> = Vec::new();
     for (sum, (own, moment)) in sums.iter().zip(&places) {
         named.push((sum.target, room(*own)[0].clone()));
@@ -430,7 +430,7 @@ struct Arrays {
 }
 
 impl Arrays {
-    /// A line for each of the block's columns, which is element `i` of the sum.
+    /// Writes `line` for each of the block's columns; the column is element `i` of the sum.
     fn each(&self, t: &mut CText, line: &str) {
         t.line("#pragma omp simd");
         t.line(&format!(
@@ -439,7 +439,7 @@ impl Arrays {
         ));
     }
 
-    /// Zeros before the rows are summed; before the squares are, the rows' mean too.
+    /// Writes zeros before the rows are summed. Before the squares are summed, writes the rows' mean, too.
     fn open_phase(&self, t: &mut CText, phase: usize) {
         let k = self.own;
         match (phase, self.moment) {
@@ -455,7 +455,7 @@ impl Arrays {
         }
     }
 
-    /// Adds what the rows gave to the block's sums.
+    /// Adds the sums of the rows to the block's sums.
     fn keep(&self, t: &mut CText) {
         let k = self.own;
         let Some((q, factor)) = self.moment else {

@@ -47,7 +47,7 @@ pub(crate) struct Epilogue {
     /// A container that may take the product's place in memory, because the product is read nowhere
     /// else and each element is replaced by the one made from it.
     pub(crate) in_place: Option<ContainerId>,
-    /// What it writes element for element where it reads the product, in the product's layout.
+    /// Containers that it writes element for element where it reads the product, in the product's layout.
     pub(crate) alike: BTreeSet<ContainerId>,
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct Buffers {
     pub(crate) product: usize,
     /// The first of its own.
     pub(crate) first: usize,
-    /// Where the product's buffer holds nothing but the block: floats between its rows.
+    /// Floats between the rows of the block, if the product's buffer holds only the block.
     pub(crate) pitch: Option<i64>,
 }
 
@@ -145,14 +145,14 @@ pub(crate) fn emit_epilogue(
     }))
 }
 
-/// What is written where the product is read.
+/// Containers that are written where the product is read.
 fn alike(statements: &[Statement], read: &SymExpr) -> BTreeSet<ContainerId> {
     let writes = statements.iter().flat_map(|s| &s.writes);
     let same = writes.filter(|w| w.place.offset == *read && w.place.gather.is_empty());
     same.map(|w| w.place.container).collect()
 }
 
-/// Prints an epilogue; gives the containers of its own buffers, in order.
+/// Prints an epilogue; returns the containers of its own buffers, in order.
 fn print_epilogue(s: &Scheduled, blocks: &Blocks) -> (String, Vec<ContainerId>) {
     let mut frame = Frame::new(s);
     frame.cut = Some(CutLoop {
@@ -209,7 +209,7 @@ pub(super) fn only_leaf(kernel: &mut Kernel) -> Option<(Vec<Loop>, Vec<Statement
     Some((loops, std::mem::take(statements)))
 }
 
-/// Where the product is read, if that is one place.
+/// The offset at which the product is read, if there is only one.
 fn product_offset(statements: &[Statement], product: ContainerId) -> Option<SymExpr> {
     let reads = statements.iter().flat_map(|s| &s.reads);
     let writes = statements.iter().flat_map(|s| &s.writes);

@@ -83,7 +83,7 @@ pub(super) struct Frame<'a> {
     s: &'a Scheduled,
     pub(super) names: Names,
     pub(super) args: Vec<ContainerId>,
-    /// Position of each argument among the function's buffers; its own position where none is given.
+    /// Position of each argument among the function's buffers; an argument without an entry has its own position.
     pub(super) slots: Vec<usize>,
     parts: Vec<ThreadPartial>,
     pub(super) leaves: Vec<LeafPlan>,
@@ -409,7 +409,7 @@ impl<'a> Frame<'a> {
                     ));
                 }
                 for n in inner {
-                    // Boxed to keep one instance of this function for every depth.
+                    // A dynamic iterator keeps one instance of this function for every depth.
                     let mut dynamic: &mut dyn Iterator<Item = &'p LeafPlan> = leaves;
                     self.print_nest(n, &mut dynamic, t);
                 }

@@ -209,8 +209,8 @@ impl Leaf<'_> {
         }
     }
 
-    /// Random numbers that lie side by side along the vector loop: they are drawn before it, four to
-    /// a counter, where drawing each alone would throw three away.
+    /// Random numbers that lie side by side along the vector loop. They are drawn before it, four to
+    /// a counter; drawing each alone would throw three of four away.
     fn streams(&self) -> Vec<ValueId> {
         let Some(v) = self.loops.last() else {
             return Vec::new();
@@ -271,7 +271,7 @@ impl Leaf<'_> {
         for g in range_of {
             self.narrow(v, g, t);
         }
-        // A guard may begin to hold behind the end, as where a block is in another part of a concatenation.
+        // Where a block lies in another part of a concatenation, a guard may begin to hold only behind the end.
         t.line(&format!("if ({0}_lo > {to}) {0}_lo = {to};", v.var));
         t.line(&format!("if ({0}_hi < {0}_lo) {0}_hi = {0}_lo;", v.var));
         if !guards.is_empty() {
@@ -470,7 +470,7 @@ impl Leaf<'_> {
         }
     }
 
-    /// Where a value is used: by values and effects, with the depth of each.
+    /// The depths of the values and effects that use a value.
     fn uses(&self, id: ValueId) -> Vec<usize> {
         let mut uses = Vec::new();
         for (n, value) in self.values.values.iter().enumerate() {
@@ -520,8 +520,8 @@ impl Leaf<'_> {
             Op::Load(a) => self.load(a, value.dtype, part),
             Op::Index(e) => self.extents.c_text(e),
             Op::Unary(f, a) => scalar::unary(*f, &of(a), dtype(a)),
-            // What a row has in common is often the largest of these very products, or near their sum:
-            // fusing the product would compare it, unrounded, with its rounded self.
+            // What a row has in common is often the largest of these very products, or near their sum. A fused
+            // product would be compared, unrounded, with its rounded self.
             Op::Binary(Binary::Sub, d, a, b)
                 if d.is_float() && self.is_product_less_common(*a, *b) =>
             {

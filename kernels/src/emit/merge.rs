@@ -105,7 +105,7 @@ fn mergeable(first: &Nest, second: &Nest) -> Option<Vec<Statement>> {
     independent.then_some(after)
 }
 
-/// Whether the later statement meets what `write` wrote only at the same iteration.
+/// Whether the later statement accesses what `write` wrote only at the same iteration.
 pub fn same_point(write: &Write, later: &Statement) -> bool {
     let id = write.place.container;
     let reads_ok = later.reads.iter().filter(|r| r.container == id).all(|r| {

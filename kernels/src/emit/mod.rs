@@ -61,13 +61,13 @@ pub(crate) struct Emitted {
     pub(crate) functions: Vec<EmittedFunction>,
     /// Size of what the threads share in [`Arg::Workspace`].
     pub(crate) workspace_bytes_shared: usize,
-    /// Size of [`Arg::Workspace`] for each thread besides.
+    /// Additional size of [`Arg::Workspace`] for each thread.
     pub(crate) workspace_bytes_per_thread: usize,
     /// Scratch for each thread.
     pub(crate) scratch_bytes: usize,
 }
 
-/// Emits a top-level map for that many threads: one [`Emitted`], or one for each phase.
+/// Emits a top-level map for `threads` threads: one [`Emitted`], or one for each phase.
 ///
 /// # Errors
 /// A size that is not a number, an element type without C, a library node inside.

@@ -33,7 +33,7 @@ pub(crate) struct Prologue {
 }
 
 impl Prologue {
-    /// A function that calls the one named `name` and stores what it made in a buffer besides.
+    /// A function that calls the one named `name` and also stores the numbers that it made in a buffer.
     pub(crate) fn keeping(&self, own: &str, name: &str, buffer: usize) -> String {
         let number = self.number;
         let mut t = CText::default();
@@ -94,7 +94,7 @@ pub(crate) fn emit_prologue(
         extents: kernel.extents,
     };
     let mut frame = Frame::new(&scheduled);
-    // What is stored is named after all that is loaded.
+    // Containers that are stored are named after all that are loaded.
     if frame.args.pop() != Some(operand) {
         return Ok(None);
     }
@@ -118,7 +118,7 @@ pub(crate) fn emit_prologue(
     t.line(&format!(
         "const long sh_row = sh_place / {size}, sh_n0 = sh_place % {size}; (void)sh_row;"
     ));
-    // Elements apart are made one by one.
+    // Elements that are not neighbors are made one by one.
     t.line(&format!(
         "const long sh_n1 = sh_step == 1 ? ix_min(sh_n0 + sh_len - sh_done, {size}) : sh_n0 + 1;"
     ));

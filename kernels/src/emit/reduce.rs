@@ -38,7 +38,7 @@ pub(crate) enum Into {
     Part(String),
 }
 
-/// How the elements hold the identity before the first combination.
+/// How elements get the identity before the first value is combined into them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Start {
     /// Nothing to do: stored once, or a thread's part.

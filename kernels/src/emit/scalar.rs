@@ -7,8 +7,8 @@ use crate::halves;
 use graph::{Binary, DType, Reduction, Scalar, Unary};
 
 /// Functions on indices and integers that the kernels of this room share, in C. `ix_floordiv0` and `ix_mod0` take
-/// numbers of the user's: a quotient by 0 is 0, as in the interpreter, and the smallest number by -1, which the
-/// processor refuses with a signal, wraps.
+/// the user's numbers: a quotient by 0 is 0, as in the interpreter. The smallest number divided by -1 wraps; the
+/// processor would raise a signal.
 pub const INTEGER_SUPPORT: &str = "\
 static inline long ix_floordiv(long a, long b) { long q = a / b; return q - (a % b != 0 && (a < 0) != (b < 0)); }
 static inline long ix_ceildiv(long a, long b) { return -ix_floordiv(-a, b); }
@@ -60,7 +60,7 @@ pub fn value_type(dtype: DType) -> &'static str {
     }
 }
 
-/// The type a sum over many elements is kept in between blocks.
+/// The type in which a sum over many elements is kept between blocks.
 pub fn wide_type(dtype: DType, reduction: Reduction) -> DType {
     match (dtype, reduction) {
         (DType::F32, Reduction::Sum | Reduction::Prod) => DType::F64,
@@ -68,7 +68,7 @@ pub fn wide_type(dtype: DType, reduction: Reduction) -> DType {
     }
 }
 
-/// A literal of that type.
+/// A literal of type `dtype`.
 pub fn literal(s: Scalar, dtype: DType) -> String {
     match dtype {
         DType::F32 => float_literal(f64::from(s.as_f64() as f32), "f"),

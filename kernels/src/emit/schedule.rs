@@ -299,7 +299,7 @@ fn schedule_free(
     }
 }
 
-/// The loop along which an operand is contiguous that the vector loop crosses in large steps, as in a
+/// A loop along which an operand is contiguous, while the vector loop crosses that operand in large steps, as in a
 /// transposition. It runs inside, around a block of the vector loop, if enough points are left for the threads.
 fn turned(
     rest: &[Loop],
@@ -328,7 +328,7 @@ fn cut(v: &Loop, steps: i64, threads: i64, extents: &mut Extents) -> Option<Stri
     blocks(v, ((v.size / wanted) / 16 * 16).clamp(64, BLOCK), extents)
 }
 
-/// The vector loop in blocks of that length, unless it is one.
+/// The vector loop in blocks of length `block`; `None` if that is a single block.
 fn blocks(v: &Loop, block: i64, extents: &mut Extents) -> Option<Strip> {
     if block >= v.size {
         return None;
@@ -429,7 +429,7 @@ fn schedule_phases(mut kernel: Kernel, threads: i64) -> Option<Scheduled> {
     })
 }
 
-/// Shared containers under a resolution that different parallel points write.
+/// Shared containers that different parallel points write under a conflict resolution.
 fn partials(
     phases: &[Nest],
     parallel: &[Loop],

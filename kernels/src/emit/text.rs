@@ -1,6 +1,6 @@
-//! Indented C text, and the one way in which a name of the user's reaches it.
+//! Indented C text, and the only way in which a user's name reaches it.
 
-/// A line that only people read: a comment of text that anybody may have written, such as a module's name.
+/// A C comment, which only people read, with text of any origin, such as a module's name.
 /// Nothing in it ends the comment: no line break, no backslash that joins two lines, no `?` of a trigraph,
 /// no character that turns the direction of reading.
 pub fn comment(text: &str) -> String {

@@ -39,7 +39,7 @@ pub enum Op {
     Index(SymExpr),
     /// A function of one value.
     Unary(Unary, ValueId),
-    /// Operands have the type given.
+    /// A function of two values, which both have this type.
     Binary(Binary, DType, ValueId, ValueId),
     /// The second value where the first holds, the third elsewhere.
     Select(ValueId, ValueId, ValueId),

@@ -11,7 +11,7 @@ use crate::prelude;
 use crate::toolchain::Toolchain;
 use std::env;
 
-/// Reads `SHORTHAUL_PAIRS`: outside, whether it is set; inside, what it asks for.
+/// Reads `SHORTHAUL_PAIRS`. The outer option says whether it is set, the inner one what it asks for.
 pub(super) fn forced() -> Result<Option<Option<Pairs>>, FeatureError> {
     let Ok(text) = env::var("SHORTHAUL_PAIRS") else {
         return Ok(None);

@@ -48,7 +48,7 @@ impl Lowering<'_> {
             args.push(Buffer::Container(id));
         }
         for n in 0..n_results {
-            // What nobody reads is still a place that the kernel writes.
+            // The kernel also writes a result that nobody reads, so it needs a place.
             let (view, buffer) = match library.outputs.get(n).copied().flatten() {
                 Some(id) => {
                     let view = self.view(library, Operand::Output(n), id)?;

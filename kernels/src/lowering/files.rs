@@ -1,6 +1,6 @@
 //! Kernels of a program as C files.
 //!
-//! Kernels that share functions come into one file, since a file has a text of its own of each function that its
+//! Kernels that share functions go into one file, since each file has its own copy of every function that its
 //! kernels call.
 
 use super::{PLACEHOLDER, Source, head};

@@ -34,7 +34,7 @@ struct Around {
     rest: KernelCost,
     /// Why instructions for pairs of its operands do not fit, where the target has them.
     no_pairs: Option<NoFastForm>,
-    /// What a recipe says about the blocking of, which is not followed.
+    /// The place of the recipe's decision about blocking, which is not followed.
     uncut: Option<Place>,
 }
 
@@ -62,20 +62,20 @@ impl Lowering<'_> {
         let written = self.half_contraction(node, found, None);
         match split_reason(written)? {
             None => Ok(()),
-            // There is nothing to split off, so nobody stops for that.
+            // There is nothing to split off, so this does not happen.
             Some(reason) => Err(not_emitted(node, &reason.to_string())),
         }
     }
 
-    /// Lowers such a contraction, with `rest` run on every block of the product while it is in cache. Does
-    /// nothing where it stops.
+    /// Lowers such a contraction, with `rest` run on every block of the product while it is in cache. Adds
+    /// nothing if it returns a [`Stop`].
     pub(super) fn half_contraction(
         &mut self,
         node: &Node,
         found: &Recognized,
         rest: Option<&Node>,
     ) -> Result<(), Stop> {
-        // What a recipe says of blocks is for operands in single precision.
+        // A recipe's blocking is for operands in single precision.
         let place = self.requested(node, found);
         let ignored = self.target.requested.blocking.take();
         let c = &found.contraction;
@@ -140,8 +140,8 @@ impl Lowering<'_> {
         self.graph.container(found.out).storage != Storage::Local
     }
 
-    /// The contraction by instructions for pairs of bf16 numbers, or why it does not fit them; `None` where the
-    /// target has none, or the operands are not of bf16. With an epilogue goes whether nothing else reads the sums.
+    /// The contraction by instructions for pairs of bf16 numbers, or why it does not fit them; `None` if the
+    /// target has none, or the operands are not of bf16. `consumes` says whether only the epilogue reads the sums.
     fn in_pairs(
         &self,
         found: &Recognized,
@@ -288,7 +288,7 @@ impl Lowering<'_> {
         let operands = [Buffer::Container(found.a), Buffer::Container(found.b)];
         let product = match (in_place, emitted.pitch) {
             (Some(id), _) => Buffer::Container(id),
-            // Nobody looks at it.
+            // This buffer is not read.
             (None, Some(_)) => operands[0],
             (None, None) => self.product(found.out)?,
         };
@@ -324,7 +324,7 @@ impl Lowering<'_> {
         let workspace = self.workspace(emitted.shared_scratch_bytes);
         self.scratch = self.scratch.max(emitted.thread_scratch_bytes);
         let [a, b] = operands;
-        // Where nothing is shared, nobody looks at the fourth buffer.
+        // A kernel without shared scratch does not read the fourth buffer.
         let mut args = vec![a, b, product, workspace.unwrap_or(product)];
         args.extend(around.more);
         for symbol in self.sources[source].symbols.clone() {

@@ -36,9 +36,9 @@ pub struct KernelInfo {
     pub reads: Vec<ContainerId>,
     /// Containers it writes to memory, each once.
     pub writes: Vec<ContainerId>,
-    /// Bytes moved besides, to put the results of somebody else's operator in their places.
+    /// Bytes moved in addition, to put the results of a foreign operator in their places.
     pub bytes_copied: u64,
-    /// What computes it of several candidates, and why, where a table or the caller chose.
+    /// Which of several candidates computes it, and why, if a table or the caller chose.
     pub choice: Option<String>,
     /// For a contraction that no fast form takes: why, and what that costs.
     pub scalar: Option<ScalarForm>,
@@ -65,7 +65,7 @@ pub fn operators(node: &Node) -> Vec<Arc<Origin>> {
 }
 
 impl Lowering<'_> {
-    /// Adds the record of a kernel; its position. What wrote it is a generator, with the type of its products.
+    /// Adds the record of a kernel and returns its position. `path` and `products` are its generator's.
     pub(super) fn kernel(
         &mut self,
         node: &Node,

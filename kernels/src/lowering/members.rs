@@ -41,7 +41,7 @@ pub(super) fn product_dims(c: &Contraction, roles: &Roles) -> Option<emit::Produ
     (n_dims == n_axes).then_some(product)
 }
 
-/// A kernel that begins with a contraction, as the contraction and the rest.
+/// Splits a kernel that begins with a contraction into the contraction and the rest.
 pub fn split_epilogue(node: &Node, map: &Map) -> Option<(Node, Node)> {
     if map.schedule != Schedule::Kernel || !map.params.is_empty() {
         return None;
@@ -66,7 +66,7 @@ pub fn split_epilogue(node: &Node, map: &Map) -> Option<(Node, Node)> {
     Some((first.clone(), rest))
 }
 
-/// A kernel in which other maps come before its contraction: those, and the rest as a kernel.
+/// Splits a kernel in which other maps come before its contraction into those maps and the rest, as a kernel.
 pub(super) fn split_prologues(graph: &Graph, node: &Node, map: &Map) -> Option<(Vec<Node>, Node)> {
     if map.schedule != Schedule::Kernel || !map.params.is_empty() {
         return None;

@@ -48,7 +48,7 @@ impl Lowering<'_> {
         }
         let mut args = vec![x];
         for (output, dtype) in outputs.into_iter().zip([along.dtype, DType::I64]) {
-            // What nobody reads is still a place that the loop writes.
+            // The loop also writes a result that nobody reads, so it needs a place.
             args.extend(match output {
                 Some(id) => Some(Buffer::Container(id)),
                 None => self.workspace(taken as usize * dtype.bytes()),

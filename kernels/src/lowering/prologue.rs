@@ -45,7 +45,7 @@ impl Before {
         self.args.iter().map(|id| Buffer::Container(*id))
     }
 
-    /// The operands' buffers. Nobody looks at that of an operand that is made.
+    /// The operands' buffers. The buffer of an operand that is made is not read.
     pub(super) fn operands(&self, found: &Recognized) -> [Buffer; 2] {
         let of = |side: usize, id: ContainerId| {
             let stands_in = self.args.first().filter(|_| self.names[side].is_some());

@@ -63,7 +63,7 @@ impl Lowering<'_> {
                     let view = self.view(library, Operand::Input(n), id)?;
                     (Some(Buffer::Container(id)), view.offset)
                 }
-                // What nobody reads is still a place that the loop writes.
+                // The loop also writes a result that nobody reads, so it needs a place.
                 Place::Output(n) => match output(n) {
                     Some(id) => (Some(Buffer::Container(id)), 0),
                     None => (self.workspace(form.output_bytes(n)), 0),
@@ -102,7 +102,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Which part of its container an operand is: all of it, if nothing else was said.
+    /// Which part of its container an operand is: all of it, unless the node has a view of it.
     pub(super) fn view(
         &self,
         library: &Library,

@@ -8,16 +8,16 @@ use crate::recognize::Recognized;
 use graph::{Blocking, Node, Place, Recipe, Rewrite};
 use sha2::{Digest, Sha256};
 
-/// What to lower otherwise than for its own sake.
+/// What changes how a program is lowered.
 #[derive(Clone, Debug, Default)]
 pub struct LoweringOptions<'a> {
     /// How contractions of other sizes were planned.
     pub known: Option<&'a PriorPlans>,
     /// What a recipe says about blocking.
     pub recipe: Option<&'a Recipe>,
-    /// How many of the best other ways to cut each contraction to tell.
+    /// Number of the best other ways to cut each contraction that are reported.
     pub n_others: usize,
-    /// Contractions are cut not in the best way, but so that as many numbers of their texts differ from it as
+    /// Cuts contractions not in the best way, but in one whose text differs from the best one's in as many numbers as
     /// possible.
     pub varies: bool,
 }
@@ -74,7 +74,7 @@ impl Lowering<'_> {
 }
 
 impl Lowered {
-    /// What its kernels are, whatever their names: equal for kernels of equal text on as many threads, if `made_by`,
+    /// A digest of its kernels without their names: equal for kernels of equal text on as many threads, if `made_by`,
     /// the compiler and its flags, is equal too.
     pub fn structure(&self, made_by: &[&str]) -> String {
         let mut digest = Sha256::new();

@@ -70,7 +70,7 @@ impl Split {
         }
         let mut left = node.writes();
         let parts = touched.iter().map(|touched| {
-            // What several phases touch, the first of them writes.
+            // Of several phases that touch a container, the first one writes it.
             let (own, later) = left.iter().partition(|id| touched.contains(id));
             left = later;
             own

@@ -77,7 +77,7 @@ impl Lowering<'_> {
         let Some(reason) = split_reason(written)? else {
             return Ok(());
         };
-        // The sums read what the kernel makes from memory.
+        // The sums read what the kernel makes, and they read it from memory.
         let made = self.made(followers, found);
         for id in followers.sums.iter().flat_map(Node::reads) {
             if made.contains(&id) {
@@ -101,7 +101,7 @@ impl Lowering<'_> {
         points.chain([found.out]).collect()
     }
 
-    /// Writes the kernel as one. Does nothing where it stops.
+    /// Writes the kernel as one. Adds nothing if it returns a [`Stop`].
     fn with_sums(
         &mut self,
         node: &Node,
@@ -186,7 +186,7 @@ impl Lowering<'_> {
         self.scratch = self.scratch.max(emitted.thread_scratch_bytes);
         let product = Buffer::Container(in_place.unwrap_or(found.out));
         let [a, b] = self.before.operands(found);
-        // Where nothing is shared, nobody looks at the fourth buffer.
+        // A kernel without shared scratch does not read the fourth buffer.
         let mut args = vec![a, b, product, workspace.unwrap_or(product)];
         args.extend(self.before.buffers());
         let own = epilogue_args.iter().chain(&columns.args);

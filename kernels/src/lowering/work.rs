@@ -9,10 +9,10 @@ const DRAW: u64 = 180;
 /// What a kernel computes, as far as its time depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KernelCost {
-    /// Nanoseconds of a contraction by the model that chose its blocking; its bytes are partly in it.
+    /// Nanoseconds of a contraction by the model that chose its blocking; they include part of the time for its bytes.
     pub product_ns: u64,
-    /// Operations of loops and of what ends a contraction, each as many as it takes of the cheapest: an
-    /// exponential is many.
+    /// Operations of loops and of what ends a contraction, in units of the cheapest: an exponential counts as
+    /// many.
     pub loop_operations: u64,
     /// Points at which loops evaluate expressions.
     pub points: u64,
@@ -29,7 +29,7 @@ impl KernelCost {
     }
 }
 
-/// The work of loops that are evaluated `times` over.
+/// The work of loops that are evaluated `times` times.
 pub(super) fn work(node: &Node, times: u64) -> KernelCost {
     match &node.kind {
         NodeKind::Library(_) => KernelCost::default(),
@@ -54,7 +54,8 @@ pub(super) fn work(node: &Node, times: u64) -> KernelCost {
     }
 }
 
-/// Scalar functions a node evaluates `times` over, and combinations of its conflict resolutions.
+/// Number of scalar functions that a node evaluates when it runs `times` times, with combinations of its conflict
+/// resolutions.
 pub fn operations(node: &Node, times: u64) -> u64 {
     match &node.kind {
         NodeKind::Library(_) => 0,

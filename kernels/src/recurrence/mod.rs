@@ -61,7 +61,7 @@ pub(crate) enum Step {
     },
 }
 
-/// What a buffer of a launch is, in their order.
+/// What a buffer of a launch holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// Input of the node, by its position.
@@ -157,7 +157,7 @@ impl Recurrence {
         }
     }
 
-    /// The rows of a block in parts whose sums stay in registers, as equal as they can be.
+    /// Splits a block's rows into parts whose sums stay in registers, as equal as they can be.
     fn parts(&self, rows: i64) -> Vec<i64> {
         let n = (rows + self.most_rows() - 1) / self.most_rows();
         (0..n).map(|k| rows * (k + 1) / n - rows * k / n).collect()

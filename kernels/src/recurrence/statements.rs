@@ -5,7 +5,7 @@ use graph::{Binary, DType, Expr, Unary};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// An expression that no loop over time computes.
+/// An expression that a loop over time cannot compute.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a loop over time computes real numbers only, not {0}")]
 pub(crate) struct NotReal(String);
@@ -14,7 +14,7 @@ pub(crate) struct NotReal(String);
 pub(super) struct Statements<'a> {
     pub(super) dtype: DType,
     pub(super) inputs: &'a [String],
-    /// Temporaries by what they hold.
+    /// Names of temporaries by the expressions that they hold.
     pub(super) known: BTreeMap<String, String>,
     pub(super) text: String,
 }

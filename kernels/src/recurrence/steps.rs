@@ -33,7 +33,7 @@ impl Recurrence {
         )
     }
 
-    /// Where state `k` before the step of a row begins: `row = t·B + r0 + r`, `n` the step's number in time.
+    /// Where the state `k` begins from which a row's step starts: `row = t·B + r0 + r`, `n` the step's number in time.
     fn before(&self, k: usize) -> String {
         let h = self.width;
         format!(
@@ -42,13 +42,13 @@ impl Recurrence {
         )
     }
 
-    /// The distance from a row of a step to that of the step before.
+    /// The distance from a row of a step to the same row of the step before.
     fn to_before(&self) -> String {
         let sign = if self.reverse { "+" } else { "-" };
         format!("{sign} {}", self.rows)
     }
 
-    /// Where the step of number `n` in time is.
+    /// The position in the sequence of the `n`-th step that runs.
     fn place(&self) -> String {
         match self.reverse {
             true => format!("{} - n", self.steps - 1),

@@ -4,19 +4,19 @@
 //! counts. A C compiler takes as long for each of them as for the first. Here such functions become one, which is
 //! given the numbers that differ as arguments, so that it computes what each of them would.
 //!
-//! A function that another one calls is looked at first: the calls of a shared function are equal texts again, but
-//! for their numbers. Micro-kernels stay as they are, since their numbers decide how registers are used.
+//! Functions are shared before their callers: the calls of a shared function are texts that are equal again, up to
+//! numbers. Micro-kernels stay as they are, since their numbers decide how registers are used.
 
 use super::scan::{Number, Scan, Type, Use};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::ops::Range;
 
-/// A function that is shorter compiles faster than a call of it runs.
+/// Shorter functions are not shared: compiling one costs less than calling it.
 const MIN_BYTES: usize = 200;
-/// Rounds of a loop that is worth a text of its own.
+/// A loop of at most this many rounds is worth a text of its own.
 const SHORT_LOOP: i64 = 256;
-/// Numbers that a shared function is given at most.
+/// Most numbers that a shared function is given.
 const MAX_VALUES: usize = 24;
 
 /// A part of a kernel's text.
@@ -179,8 +179,8 @@ impl Function {
         Some(key)
     }
 
-    /// Whether a number may differ. In a function that calls no other, loops and divisions are the innermost ones:
-    /// short loops and divisions take much longer by a number that the compiler does not know.
+    /// Whether a number may differ. In a function that calls no other, loops and divisions are the innermost ones.
+    /// Short loops, and divisions, take much longer with a number that the compiler does not know.
     fn is_open(&self, number: &Number, literal: &str) -> bool {
         let is_inner = self.level == 0;
         match number.usage {
@@ -215,7 +215,7 @@ fn share(
         })
         .collect();
     let (text, scan) = &scans[0];
-    // Numbers that have equal values, whichever of the functions is called, are one parameter.
+    // Numbers that are equal in each of the functions are one parameter.
     let mut values: BTreeMap<(Vec<&str>, &str), usize> = BTreeMap::new();
     let mut columns: Vec<Vec<&str>> = Vec::new();
     let mut parameters = String::new();
@@ -310,7 +310,7 @@ fn shared_text(
     Some(shared)
 }
 
-/// A text that calls `name` with more arguments instead of `own`.
+/// A text with calls of `own` replaced by calls of `name`, with more arguments.
 fn calling(text: &str, own: &str, name: &str, arguments: &str) -> String {
     let calls: Vec<usize> = identifiers(text)
         .filter(|n| n.1 == own)

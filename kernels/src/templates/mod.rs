@@ -50,7 +50,7 @@ pub struct Templates {
 struct Form {
     /// The numbers of the first kernel it served, as they stand in the text.
     literals: Vec<String>,
-    /// Where a number is a value at run time: which value.
+    /// For each number that is a value at run time: the position of that value.
     values: BTreeMap<usize, usize>,
     unit: Arc<SourceUnit>,
     symbols: Vec<String>,
@@ -73,7 +73,7 @@ pub(crate) struct Shared {
     pub(crate) unit: Arc<SourceUnit>,
     /// The functions, in the order of the kernel's own.
     pub(crate) symbols: Vec<String>,
-    /// What the launches give besides their buffers, behind them; `None` for a text of its own.
+    /// The numbers that launches pass behind their buffers; `None` for a text with its own numbers.
     pub(crate) values: Option<Vec<i64>>,
 }
 
@@ -183,7 +183,7 @@ impl Templates {
 fn shape_of(own: &Own) -> (Vec<u8>, Scan) {
     let scan = Scan::new(own.text);
     let mut shape = scan.shape.clone();
-    // Where the values are among the buffers stands in the text.
+    // The text holds the position of the values among the buffers.
     shape.extend_from_slice(format!("{} {}", own.n_buffers, own.symbols.len()).as_bytes());
     (shape, scan)
 }
@@ -209,7 +209,7 @@ fn room(literal: &str) -> String {
 fn lengthened(nearest: &[String], literals: &[String], scan: &Scan) -> Vec<String> {
     let each = nearest.iter().zip(literals).zip(&scan.numbers);
     each.map(|((old, new), number)| match number.usage {
-        // What is long enough for other sizes stays so.
+        // An array that is long enough for this size, too, stays as it is.
         Use::Length if has_room(old, &room(new)) => old.clone(),
         Use::Length => room(new),
         _ => old.clone(),
@@ -228,8 +228,8 @@ impl Form {
         }
     }
 
-    /// How much of this text would have to change to serve a kernel of these numbers, too: one that takes
-    /// almost all that differs as values already comes first, then one with few numbers that differ.
+    /// How much of this text would have to change to serve a kernel with `literals`, too. Texts that take almost all
+    /// differing numbers as values already come first, then texts with few numbers that differ.
     fn distance(&self, literals: &[String]) -> (bool, usize, Reverse<usize>) {
         let differing = self.differing(literals);
         let fixed = differing.iter().filter(|i| !self.values.contains_key(i));

@@ -12,7 +12,7 @@ pub(super) enum Use {
     Value(Type),
     /// The length of an array on the stack: a longer one serves as well.
     Length,
-    /// What a C compiler must know.
+    /// A number that a C compiler must know.
     Fixed,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Number {
     pub(super) body: Option<usize>,
     /// Whether something is divided by it.
     pub(super) is_divisor: bool,
-    /// Whether a loop ends before it.
+    /// Whether it bounds a loop.
     pub(super) is_bound: bool,
 }
 
@@ -56,7 +56,7 @@ pub(super) struct Scan {
 /// Names that end in a hash of what they name.
 const HASHED: &str = "shl_mk";
 
-/// Calls whose arguments must be constants, from the argument of that number on.
+/// The position from which on the arguments of a call of `name` must be constants.
 fn constant_arguments(name: &str) -> Option<usize> {
     match name {
         "__attribute__"
@@ -216,7 +216,7 @@ struct Reader {
     line_is_blank: bool,
     /// For the name just read: the first argument of its call that asks for constants.
     constants: Option<usize>,
-    /// Open parentheses: from which argument on they ask for constants, and the argument they are at.
+    /// For each open parenthesis: from which argument on constants are required, and the present argument.
     calls: Vec<(Option<usize>, usize)>,
     /// The last sign.
     last: char,

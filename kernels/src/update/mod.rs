@@ -32,10 +32,10 @@ pub struct Update {
     pub operands: Vec<Operand>,
     /// Names of single numbers that are read when the update runs: f32 in a device's memory, f64 on the CPU.
     pub numbers: Vec<String>,
-    /// The number that keeps everything as it is where it is not 0.
+    /// Position of the number that, where it is not 0, keeps everything as it is.
     pub unless: Option<usize>,
-    /// Successors of operands by position: real arithmetic on the inputs, which are the operands, then the
-    /// numbers.
+    /// The successors, each with the position of its operand: real arithmetic on the inputs, which are the operands,
+    /// then the numbers.
     pub rules: Vec<(usize, Expr)>,
     /// The type that elements are computed in, f32 or f64.
     pub dtype: DType,
@@ -44,12 +44,12 @@ pub struct Update {
 /// Why an update has no kernel.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UpdateError {
-    /// An expression that is no real arithmetic.
+    /// An expression that is not real arithmetic.
     #[error("the update `{update}` of `{operand}` has an operation that is no real arithmetic")]
     Operation {
         /// The update.
         update: String,
-        /// What the rule is of.
+        /// The operand that the rule is for.
         operand: String,
     },
     /// An operand has several rules, or one that is not written has one, or none has.
@@ -70,7 +70,7 @@ pub enum UpdateError {
 
 /// How a back end spells its values.
 pub struct Spelling {
-    /// The type in which values are computed that are the same for all elements.
+    /// The type of values that are the same for all elements.
     pub common: DType,
     /// The text of a conversion.
     pub cast: fn(&str, DType, DType) -> String,
@@ -138,7 +138,7 @@ struct Value {
     is_common: bool,
 }
 
-/// Values of expressions, each computed once, apart by whether they depend on elements.
+/// Values of expressions, each computed once. Those that depend on elements are kept apart from the common ones.
 struct Lines {
     n_operands: usize,
     dtype: DType,
@@ -152,7 +152,7 @@ struct Lines {
 }
 
 impl Lines {
-    /// `None` for what is no real arithmetic.
+    /// `None` for what is not real arithmetic.
     fn value(&mut self, e: &Expr) -> Option<Value> {
         if let Some(known) = self.known.get(e) {
             return Some(known.clone());

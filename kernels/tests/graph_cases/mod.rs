@@ -5,8 +5,8 @@ use graph::Graph;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The `.graph` files of a folder of the tests and their texts, in order of their names; only those of
-/// which the name contains `wanted`.
+/// The `.graph` files of a folder of the tests and their texts, in order of their names; only those
+/// whose names contain `wanted`.
 pub fn files(folder: &str, wanted: &str) -> Vec<(PathBuf, String)> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
         .join("tests")

@@ -68,7 +68,7 @@ impl<'f> Elements<'f> {
         elements
     }
 
-    /// What the sinks are made of, but for divisors of quotients that are postponed.
+    /// The values that the sinks are made of, without the divisors of postponed quotients.
     pub(super) fn needed_without(&self, postponed: &BTreeSet<usize>) -> BTreeSet<usize> {
         let mut needed = BTreeSet::new();
         let mut open: Vec<ValueId> = self.sinks().map(|(v, _)| v).collect();
@@ -307,15 +307,15 @@ impl<'f> Elements<'f> {
         t.line(&format!("const {ctype} t{n} = {made};"));
     }
 
-    /// Whether a quotient at numbers of tiles is a product with what its row or its column has once: that
-    /// rounds once more, and a division takes longer than the rest of most elements.
+    /// Whether a quotient at numbers of tiles becomes a product with a reciprocal that its row or its column has once.
+    /// That rounds once more, but a division takes longer than the rest of most elements.
     fn has_reciprocal(&self, n: usize, divisor: ValueId) -> bool {
         let is_const = matches!(self.values.get(divisor).op, Op::Const(_));
         let shared = matches!(self.scopes[divisor.0], (true, false) | (false, true));
         self.scopes[n] == (true, true) && shared && !is_const && !self.is_postponed(n)
     }
 
-    /// Divisors of that scope whose reciprocals are used.
+    /// Divisors of `scope` whose reciprocals are used.
     fn divisors(&self, scope: (bool, bool)) -> BTreeSet<usize> {
         let quotients =
             self.in_scope((true, true))
@@ -392,7 +392,7 @@ impl<'f> Elements<'f> {
         used.filter(is_row).collect()
     }
 
-    /// The values that a value's text names; of a quotient with a reciprocal only what is divided.
+    /// The values that a value's text names; for a quotient with a reciprocal, only the dividend.
     fn named_by(&self, n: usize) -> Vec<ValueId> {
         let mut operands = self.values.values[n].op.operands();
         let one = match &self.values.values[n].op {
@@ -412,7 +412,7 @@ impl<'f> Elements<'f> {
         ));
     }
 
-    /// Writes the work at each number of the tiles, whose columns begin at `first` and are `n_cols`.
+    /// Writes the work at each number of the tiles, whose `n_cols` columns begin at `first`.
     pub(super) fn at_each(&self, t: &mut CText, names: &Names, n_cols: i64) {
         let text = self.text(names);
         let size = self.form.col.size;
@@ -518,7 +518,7 @@ impl<'f> Elements<'f> {
         }
     }
 
-    /// Products out of tiles whose left factor is a product into them as it is.
+    /// Products out of tiles whose left factor is a product into tiles as it is.
     pub(super) fn plain_factors(&self) -> Vec<(usize, usize)> {
         let products = &self.form.tile_products;
         let out = self.form.out_products.iter().enumerate();
@@ -558,7 +558,7 @@ impl<'f> Elements<'f> {
     }
 }
 
-/// Whether 32 bits hold the number and all on the way to it.
+/// Whether 32 bits hold the number and all that is computed on the way to it.
 pub(super) fn is_small(extents: &Extents, e: &SymExpr) -> bool {
     const MOST: i64 = 1 << 30;
     let (lo, hi) = extents.interval(e);

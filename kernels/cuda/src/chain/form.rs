@@ -47,7 +47,8 @@ pub(super) struct OutProduct {
 #[derive(Clone, Debug)]
 pub(super) struct Form {
     pub batch: Vec<Loop>,
-    /// What is summed over besides the columns, which are swept for each: rows' lines do not depend on it.
+    /// Loops that are summed over besides the columns. The columns are swept for each of their points; rows' lines do
+    /// not depend on them.
     pub groups: Vec<Loop>,
     pub row: Loop,
     pub col: Loop,
@@ -207,8 +208,8 @@ impl<'k> Reader<'k> {
         (dims.len() == self.dims.len() && offset == 0).then_some(dims)
     }
 
-    /// The largest dimension that the other factor of every product into tiles has alone than the one that
-    /// has what is swept.
+    /// The rows' dimension: in every product into tiles, only the factor without the swept dimensions has it. The
+    /// largest, if there are several.
     fn row(&self, members: &[Member<'_>], swept: &[usize]) -> Option<usize> {
         let mut rows: Option<Vec<usize>> = None;
         for m in members.iter().filter(|m| m.sort == Sort::Into) {
@@ -236,7 +237,7 @@ impl<'k> Reader<'k> {
         }
     }
 
-    /// The name of each dimension, and the loops of the batch and of what is swept besides columns.
+    /// The name of each dimension, and the loops of the batch and of the groups.
     fn names(&self, row: usize, col: usize, swept: &[usize]) -> (Vec<Symbol>, [Vec<Loop>; 2]) {
         let (mut names, mut loops) = (Vec::new(), [Vec::new(), Vec::new()]);
         for d in 0..self.dims.len() {

@@ -5,7 +5,7 @@
 //! After: it begins with the first and ends with the last block of columns in which a point is seen.
 //! Legal where everything that a sweep takes from a hidden point changes nothing: 0 is added, −∞ is no
 //! maximum, and nothing is stored. That holds where products and rows' numbers are finite and divisors
-//! are not 0; a row whose numbers are not leaves that in what it sees, as a fused attention elsewhere does.
+//! are not 0. A row whose numbers are not finite leaves them in what it sees, as fused attention elsewhere does.
 //! One block of columns is always visited, so a row that sees nothing is what it is without this. Saves up to
 //! half of causal attention's products.
 
@@ -55,7 +55,7 @@ impl Hidden {
         hidden
     }
 
-    /// What either hides, each for all sweeps.
+    /// The points that either of both hides.
     fn or(self, other: Hidden) -> Hidden {
         let least = |a: Option<i64>, b: Option<i64>| a.into_iter().chain(b).min();
         Hidden {
@@ -64,7 +64,7 @@ impl Hidden {
         }
     }
 
-    /// What both hide: of sweeps that go over the columns together.
+    /// The points that both hide: what is hidden from two sweeps that go over the columns together.
     pub(super) fn and(self, other: Hidden) -> Hidden {
         let both = |a: Option<i64>, b: Option<i64>| Some((a?, b?));
         Hidden {
@@ -88,7 +88,7 @@ impl Hidden {
         begin..((end + cols - 1) / cols * cols).min(size)
     }
 
-    /// Declares where the block of `rows` rows from `block_row` on begins and ends; the names of both.
+    /// Declares where the block of `rows` rows from `block_row` on begins and ends; returns the names of both.
     pub(super) fn declare(
         self,
         t: &mut CText,
@@ -127,7 +127,7 @@ impl Hidden {
     }
 }
 
-/// The points where a value is that truth, if it compares row and column.
+/// The points where a value is `truth`, if it compares row and column.
 fn region(e: &Elements<'_>, v: ValueId, truth: bool) -> Option<Hidden> {
     let Op::Binary(compare, _, a, b) = e.op(v) else {
         return None;
@@ -172,7 +172,7 @@ fn region(e: &Elements<'_>, v: ValueId, truth: bool) -> Option<Hidden> {
     })
 }
 
-/// Whether all that the sweep takes changes nothing where the `n`-th value is that truth.
+/// Whether all that the sweep takes changes nothing where the `n`-th value is `truth`.
 fn is_neutral(e: &Elements<'_>, n: usize, truth: bool) -> bool {
     let mut known: Vec<Option<Known>> = Vec::new();
     for at in 0..e.n_values() {
@@ -192,7 +192,7 @@ fn is_neutral(e: &Elements<'_>, n: usize, truth: bool) -> bool {
     !taken.is_empty() && taken.iter().all(changes_nothing)
 }
 
-/// What is known of a value by what is known of its operands. Of others it is taken that they are finite.
+/// What is known of a value, from what is known of its operands. Others are taken to be finite.
 fn of_value(op: &Op, known: &dyn Fn(ValueId) -> Option<Known>) -> Option<Known> {
     use Known::{Least, Truth, Zero};
     match op {

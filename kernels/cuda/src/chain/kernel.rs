@@ -151,7 +151,7 @@ impl Job<'_> {
         2 * self.passes().into_iter().map(of_pass).sum::<u64>()
     }
 
-    /// Points of rows and columns that a pass goes over, for each of what is around them.
+    /// Points of rows and columns that a pass goes over, for each point of the loops around them.
     fn points(&self, together: Range<usize>) -> i64 {
         let (form, hidden) = (self.form, self.hidden(together));
         let blocks = (0..ceil(form.row.size, ROWS)).map(|n| n * ROWS);
@@ -175,7 +175,7 @@ impl Job<'_> {
         passes
     }
 
-    /// What sweeps together need not go over.
+    /// The points that sweeps which go together can leave out.
     fn hidden(&self, together: Range<usize>) -> Hidden {
         let all = together.map(|n| Hidden::new(&self.elements(n)));
         all.reduce(Hidden::and).unwrap_or_default()
@@ -346,8 +346,8 @@ impl Job<'_> {
         if together.len() > 1 {
             t.line("float shift[2] = {0.0f, 0.0f};");
         }
-        // Not the buffer of the block before, be it the last sweep's, and that one's other readers have
-        // met at the barrier since.
+        // `now` is not the buffer of the block before, which may be the last sweep's, and all readers of `now` have
+        // met at a barrier since.
         self.load(t, &panels, &begin, "now");
         t.line("sh_copy_commit();");
         t.open(&format!(
@@ -430,7 +430,7 @@ impl Job<'_> {
         t.close();
     }
 
-    /// Numbers of rows from those of the four lanes that share a row.
+    /// Combines the numbers of rows of the four lanes that share a row.
     fn combine(&self, t: &mut CText, n: usize) {
         for (s, scalar) in self.sweeps.reduced(n) {
             let to = format!("scalar{s}[h]");

@@ -4,7 +4,7 @@
 //! `T[r,c] = Σ_d X[r,d]·Y[c,d]` (one or two), element-wise work on tiles of them, reductions over `c`
 //! to a scalar for each row, and `O[r,e] = Σ_c g(T…)[r,c]·Z[c,e]` (any number): attention, forward and
 //! backward, among others; tiles that others read are stored besides. A block owns rows and sweeps over
-//! the columns, but for those that it sees nothing of; where a value needs a reduction that must be
+//! the columns, except those of which it sees nothing; where a value needs a reduction that must be
 //! complete before, the columns are swept again and the products computed again, unless a running
 //! maximum will do (FlashAttention, arXiv 2205.14135 and 2307.08691). Sums are fp32 in the registers of
 //! warp products, and the accumulators of one product are the left factor of the next.

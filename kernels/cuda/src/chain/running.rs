@@ -28,7 +28,7 @@ pub(super) struct Running {
     divisors: Vec<Vec<ValueId>>,
 }
 
-/// The sweeps with those joined that may be.
+/// The sweeps, joined where they may be.
 pub(super) fn joined(form: &Form, sweeps: Sweeps) -> Sweeps {
     let is_pair = matches!(
         &sweeps.scalars[..],
@@ -45,7 +45,7 @@ pub(super) fn joined(form: &Form, sweeps: Sweeps) -> Sweeps {
         .unwrap_or(sweeps)
 }
 
-/// The first `n` sweeps as one of two parts.
+/// The first `n` sweeps joined to one pass of two parts.
 fn join(sweeps: &Sweeps, n: usize) -> Sweeps {
     let mut joined = sweeps.clone();
     let mut rest = joined.sweeps.split_off(1);
@@ -137,7 +137,7 @@ impl Running {
         sound.then_some(found)
     }
 
-    /// What waits for the row's end is divided by.
+    /// The divisors of what waits for the row's end.
     pub(super) fn divisors(&self) -> impl Iterator<Item = ValueId> {
         self.divisors.iter().flatten().copied()
     }
@@ -158,8 +158,8 @@ impl Running {
         t.close();
     }
 
-    /// Ends the sweep: the sum of a row without any number above −∞ is what its maximum makes of it, and what waited
-    /// for the row divides.
+    /// Ends the sweep: computes the sum of a row without any number above −∞ from its maximum, and divides what waited
+    /// for the row's end.
     pub(super) fn finish(
         &self,
         t: &mut CText,
@@ -202,7 +202,7 @@ fn scale(t: &mut CText, q: usize, n: i64) {
     ));
 }
 
-/// Whether values are a power times what does not depend on the row's numbers, over what does.
+/// Whether values are a power, times what does not depend on the row's numbers, divided by what does.
 struct Multiple<'e, 'f> {
     elements: &'e Elements<'f>,
     power: ValueId,

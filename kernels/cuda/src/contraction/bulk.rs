@@ -9,8 +9,8 @@
 //!
 //! # Prediction (not measured)
 //! As in [`super::warpgroup`], with the same bytes from the second-level cache (blocks do not share them by
-//! clusters), so the same 50 to 65% of the peak bound the largest tile; what is gained is what instructions
-//! for copies and the barrier of each step cost there. Registers by NVRTC: 154 and 90 to 96 in the two tiles,
+//! clusters), so the same 50 to 65% of the peak bound the largest tile. The gain is what copy instructions
+//! and the barrier of each step cost there. Registers by NVRTC: 154 and 90 to 96 in the two tiles,
 //! of 224 and 112.
 
 use super::kernel::{Size, banded_position, head_with, n_blocks, store_sums};

@@ -101,7 +101,7 @@ pub fn convolution(c: &Contraction, types: Types) -> Result<Convolution, NotACon
     Err(NotAConvolution::Shape(reason))
 }
 
-/// An operand's coordinates, with a dimension of groups at `at` and the next as one.
+/// An operand's coordinates, with the dimension of groups at `at` and the next one joined.
 fn four(x: &Access, at: usize) -> Option<Vec<Coord>> {
     let mut coords = x.coords.clone();
     if coords.len() == 5 {
@@ -149,7 +149,7 @@ struct Roles<'a> {
     y: &'a [Coord],
 }
 
-/// Not this reading; or no reading, for that reason.
+/// `None`: not this reading. A text: there is no reading, for that reason.
 type Refused = Option<&'static str>;
 
 impl Roles<'_> {
@@ -206,7 +206,7 @@ impl Roles<'_> {
         dim.map_or(1, |d| self.dims[d])
     }
 
-    /// The dim that alone reaches every position of a coordinate; none of a single position.
+    /// The dim that alone reaches every position of a coordinate; `None` for a coordinate of a single position.
     fn whole(&self, c: &Coord) -> Result<Option<usize>, Refused> {
         let is_plain = c.covers(self.dims) && c.offset == 0;
         is_plain.then(|| c.terms.first().map(|t| t.0)).ok_or(None)

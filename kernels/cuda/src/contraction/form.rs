@@ -28,7 +28,7 @@ pub(super) struct Forms {
 /// Splits `c` by output phases and sorts its dims by role.
 pub(super) fn forms(c: &Contraction) -> Result<Forms, Unsupported> {
     let n_terms = c.dims.iter().try_fold(1, |n: i64, d| n.checked_mul(*d));
-    // Products of some dims are below that of all, and twice that is counted as work.
+    // The product of some dims is at most that of all, and twice the latter is counted as work.
     if n_terms.is_none_or(|n| n > i64::MAX / 4) {
         return Err(Unsupported::TooLarge {
             what: "multiplications",

@@ -216,7 +216,7 @@ fn counted(form: &Form, dims: &[usize]) -> Option<Counted> {
     })
 }
 
-/// Slowest first: as they lie in the result, or in a.
+/// Sorts dims slowest first, as they lie in the result, or else in a.
 fn sorted(form: &Form, dims: &[usize]) -> Vec<usize> {
     let mut dims = dims.to_vec();
     dims.sort_by_key(|d| {

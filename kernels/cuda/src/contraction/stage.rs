@@ -217,7 +217,7 @@ impl<'a> Stage<'a> {
         self.source.position(t, k, state, &self.some_threads());
     }
 
-    /// A condition where fewer items are than threads.
+    /// A condition that holds for as many threads as there are items; empty if all threads have one.
     fn some_threads(&self) -> String {
         if self.items() < self.threads {
             format!("SH_TID < {} && ", self.items())

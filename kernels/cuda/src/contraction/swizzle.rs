@@ -108,7 +108,7 @@ impl<'a> Swizzled<'a> {
         let (Some(1), Some(line), Some(plane)) = (fast.1, slow.1, batch.1) else {
             return Err("rows, terms or products of an operand lie at more than one distance");
         };
-        // An operand that all products share is one matrix. A distance that nobody uses must be legal.
+        // An operand that all products share is one matrix. A distance must be legal even if it is not used.
         let planes = if plane == 0 { 1 } else { batch.0 };
         let whole = (i64::from(fast.0) + PIECE - 1) / PIECE * PIECE;
         let (line, plane) = match (slow.0, planes) {

@@ -43,8 +43,8 @@ use kernels::contraction::text::CText;
 /// one before it.
 const BEHIND: i64 = 2;
 
-/// Blocks of rows that neighbouring blocks of threads cover first. 132 blocks of 128×256 at a time read the
-/// fewest bytes of both factors as 16×8, and so do 264 of 128×128 as 16×16: for 50,000 columns and 1024
+/// Blocks of rows that neighbouring blocks of threads cover first. 132 blocks of 128×256 that run at a time
+/// read the fewest bytes of both factors as 16×8 blocks, 264 of 128×128 as 16×16: for 50,000 columns and 1024
 /// terms 8 MiB a wave instead of 69, which memory could not bring in the wave's 11 µs.
 pub(super) const BAND: i64 = 16;
 

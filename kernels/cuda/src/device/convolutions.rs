@@ -1,7 +1,7 @@
 //! The convolutions of a program on a device: graphs and plans made at load, launches.
 //!
 //! Owns the translation of [`Convolution`] to cuDNN's graph of operations. At a launch no memory of the
-//! device is allocated, nothing is asked for or waited for; the library has no way to name addresses but a
+//! device is allocated, nothing is asked for or waited for; addresses can be given to the library only in a
 //! small descriptor on the host.
 #![allow(unsafe_code)]
 
@@ -40,8 +40,8 @@ struct Graph {
     _parts: Vec<Descriptor>,
 }
 
-/// Makes a convolution ready, with the device's context current; or how many plans the library offers,
-/// if fewer than its rank needs.
+/// Makes a convolution ready, with the device's context current. If the library offers fewer plans than the
+/// convolution's rank needs, returns how many.
 ///
 /// # Errors
 /// The library refuses the description, or every plan of it.
@@ -244,7 +244,7 @@ fn gcd(a: u64, b: u64) -> u64 {
     }
 }
 
-/// The operation of a direction on what it reads, first and second, and what it makes; with its window.
+/// The operation of a direction, which reads `first` and `second` and makes `result`; with its window.
 fn convolve(
     library: &Arc<Cudnn>,
     c: &Convolution,

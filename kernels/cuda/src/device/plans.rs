@@ -1,7 +1,7 @@
 //! cuDNN's plans for a convolution: which engines are taken, and their ranks.
 //!
-//! Owns what was found out about the plans of a description. To make a plan may take seconds, so one is made
-//! when a rank is asked for the first time and when a program is loaded, and never to be counted again.
+//! Owns what was found out about the plans of a description. Making a plan may take seconds. So one is made
+//! when a rank is first asked for and when a program is loaded; plans that are known are counted, not made again.
 
 use super::cublaslt::Complaint;
 use super::cudnn::{Attribute, Cudnn, Descriptor, HeuristicMode, Int, Kind, NumericalNote, State};
@@ -26,7 +26,7 @@ pub(super) enum PlanDevice<'a> {
     Properties(&'a Descriptor),
 }
 
-/// The attributes that say it, where there are such.
+/// The attributes that name the device of a plan, where there are such.
 pub(super) struct Handed {
     pub(super) handle: Option<Attribute>,
     #[cfg_attr(
@@ -59,9 +59,9 @@ pub(super) type Rankings = BTreeMap<(Convolution, usize), Ranking>;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ranking {
     taken: Vec<Spot>,
-    /// Where to look on.
+    /// Where the search goes on.
     next: Spot,
-    /// The last thing that the library did not do.
+    /// The library's last complaint.
     complaint: Option<Complaint>,
 }
 
@@ -105,7 +105,7 @@ impl Asked<'_> {
     /// The plan of a rank, if there is one.
     ///
     /// # Errors
-    /// The library's last words, where it does nothing at all.
+    /// The library's last complaint, if it has no plan at all.
     pub(super) fn plan(
         &self,
         ranking: &mut Ranking,
@@ -122,9 +122,9 @@ impl Asked<'_> {
         Ok(Some(self.planned(choice?)?.0))
     }
 
-    /// Searches in the library's order until `most` plans are known or there are no more. What wants a
-    /// larger workspace or other numbers is left out, and what the library cannot run on this device after
-    /// all. The plan of the last rank, where it was found now.
+    /// Searches in the library's order until `most` plans are known or there are no more. Leaves out plans
+    /// with a larger workspace or other numbers, and those that the library cannot make for this device.
+    /// Returns the plan of the last rank, if it was found now.
     ///
     /// # Errors
     /// As for [`Asked::plan`].

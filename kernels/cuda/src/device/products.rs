@@ -74,7 +74,7 @@ pub(super) fn load(
     Ok(loaded)
 }
 
-/// A product or convolution made ready; or how many algorithms its library offers, if too few.
+/// Makes a product or convolution ready. If its library offers too few algorithms, returns how many.
 fn ready(
     device: &Device,
     libraries: &Libraries,
@@ -102,7 +102,7 @@ fn ready(
     ready.map_err(|complaint| of_product(complaint, product, origin, device.info.ordinal))
 }
 
-/// A product made ready; or how many algorithms the library offers, if fewer than its rank needs.
+/// Makes a product ready. If the library offers fewer algorithms than its rank needs, returns how many.
 fn multiplication(
     device: &Device,
     library: &Arc<CublasLt>,

@@ -97,7 +97,7 @@ impl<'a> LeafText<'a> {
         self.flush_threads(t);
     }
 
-    /// Values and effects, sums in registers left there.
+    /// Values and effects; sums in registers stay there.
     pub(super) fn body(&self, t: &mut CText) {
         (0..=self.n_out).for_each(|depth| self.fixed(depth, t));
         self.vectors(self.n_out, t);
@@ -392,7 +392,7 @@ impl<'a> LeafText<'a> {
     fn reaches_memory(&self, e: &Effect) -> bool {
         let id = e.address.container;
         let local = self.survey.array(id).local;
-        // What only this iteration reads has been handed on in a register.
+        // A local container has memory only in shared memory; other values are handed on in registers.
         !local || self.survey.home(id) == Some(Home::Shared)
     }
 

@@ -221,7 +221,7 @@ impl<'a> RowsText<'a> {
                     let mut around = around.to_vec();
                     around.extend(loops.iter().cloned());
                     loops.iter().for_each(|l| t.open(&self.for_loop(l)));
-                    // What the last repetition did to any of it.
+                    // The repetition before may have read and written any of it.
                     let all = || self.survey.names.keys().copied().collect();
                     *touched = Touched {
                         read: all(),
@@ -400,7 +400,7 @@ impl<'a> RowsText<'a> {
         first.is_some_and(|l| std::ptr::eq(l, leaf))
     }
 
-    /// The leaf's value that is the kept load.
+    /// The position of the kept load among the leaf's values.
     fn position(&self, kept: &Kept, leaf: &Leaf) -> Option<usize> {
         if kept.class.is_some() && kept.class != leaf.class {
             return None;

@@ -1,4 +1,4 @@
-//! What a scheduled kernel reads and writes, how each effect reaches memory, and what all is called.
+//! What a scheduled kernel reads and writes, how each effect reaches memory, and the names of its containers.
 //!
 //! Owns these facts for the printers of all shapes. Never prints.
 

@@ -93,8 +93,8 @@ impl Memory {
         self.buffers.len() - 1
     }
 
-    /// Moves a buffer with what it holds to `bytes` (modulo 64) behind a multiple of 64, where it lies at
-    /// first.
+    /// Moves a buffer with its contents to `bytes` (modulo 64) behind a multiple of 64; at first it lies at
+    /// such a multiple.
     pub fn place(&mut self, buffer: usize, bytes: usize) {
         let old = &mut self.buffers[buffer];
         let start = bytes % 64;

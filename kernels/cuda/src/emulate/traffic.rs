@@ -6,7 +6,7 @@
 use super::Memory;
 use std::collections::BTreeMap;
 
-/// Bytes that memory moves at the least.
+/// The fewest bytes that memory moves.
 const SECTOR_BYTES: u64 = 32;
 const LANES: u32 = 32;
 
@@ -22,7 +22,7 @@ pub struct Direction {
     /// Different sectors that each block touched, summed up: what moves if a multiprocessor's cache
     /// holds what the threads of a block meet again.
     pub block_sectors: u64,
-    /// Bytes of different elements: for loads those that the launch had not written itself before.
+    /// Bytes of different elements: for loads only those that the launch had not written itself before.
     pub unique_bytes: u64,
     /// Bytes asked for by the width of a thread's access in bytes (16: full vectors).
     pub bytes_by_width: BTreeMap<u32, u64>,
@@ -31,9 +31,9 @@ pub struct Direction {
 /// Global memory traffic of one launch. Shared memory is not counted.
 ///
 /// A device executes an access for the active threads of a warp at once; fibers execute it one by one.
-/// Taken together are the accesses of a warp's threads that stand at one place of the compiled text
-/// and are the n-th there of their thread. That is what a device does where threads of a warp take the
-/// same path; where they part (loops of different lengths around the access, or an early end), n-th
+/// Accesses of a warp's threads are taken together if they stand at one place of the compiled text and
+/// each is the n-th there of its thread. That is what a device does where threads of a warp take the
+/// same path. Where they part (loops of different lengths around the access, or an early end), n-th
 /// accesses are joined that a device may make apart. Copies that the compiler makes of one access
 /// count as places of their own, for all threads alike.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -75,7 +75,7 @@ impl Traffic {
         SECTOR_BYTES * (self.loads.block_sectors + self.stores.block_sectors)
     }
 
-    /// Share of what is moved that had to be: 1 where every sector is used whole and once.
+    /// The share of the moved bytes that had to move: 1 where every sector is used whole and once.
     pub fn efficiency(&self) -> f64 {
         self.unique_bytes() as f64 / self.sector_bytes().max(1) as f64
     }

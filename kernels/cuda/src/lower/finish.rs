@@ -4,7 +4,7 @@
 //! Owns the condition, read off the values that the rest computes. The bias is added to the sum before
 //! it is rounded to the product's type, so the result is at least as exact as from a product in memory.
 //! Never maps GELU: cuBLASLt's is the tanh form. A sum that is NaN stays NaN by the graph's meaning;
-//! of the library's ReLU nothing is documented there.
+//! the library's documentation does not say what its ReLU makes of one.
 
 use super::epilogue::{Points, points};
 use crate::vendor::{Finish, Operation};
@@ -108,7 +108,7 @@ impl Rest<'_> {
         Some(id)
     }
 
-    /// What a ReLU is of, if a value is one.
+    /// The operand of a ReLU, if a value is one.
     fn rectified(&self, id: ValueId) -> Option<ValueId> {
         let is_zero = |id: ValueId| matches!(&self.values.get(id).op, Op::Const(s) if zero(*s));
         match self.values.get(id).op {
@@ -142,7 +142,7 @@ impl Rest<'_> {
         }
     }
 
-    /// Whether an address is the row of the element of the product.
+    /// Whether a bias is read at the row of the product's element.
     fn counts_rows(&self, bias: &Address, rows: i64) -> bool {
         let mut wanted = SymExpr::default();
         for l in &self.points.loops {

@@ -16,7 +16,7 @@ use kernels::lowering::{Split, SplitReason, operations};
 use kernels::plan::Buffer;
 use kernels::recognize::Recognized;
 
-/// What tables call the rest of a product that has none.
+/// The name in tables for the rest of a product that has none.
 const NOTHING: &str = "nothing";
 
 impl Lowering {
@@ -118,8 +118,8 @@ impl Lowering {
         }
     }
 
-    /// What a library computes a contraction by: a product if it is one, else a convolution. Of points in
-    /// steps, which are a small product for each row of each image, a convolution.
+    /// The operation by which a library computes a contraction: a product if it is one, else a convolution. A
+    /// pointwise convolution with strides, which is a small product for each row of each image, stays a convolution.
     fn operation(&self, found: &Recognized) -> Result<Operation, String> {
         let types = types(&self.graph, found);
         let convolution = || convolution(&found.contraction, types);
@@ -254,7 +254,7 @@ fn arguments(operation: &Operation, found: &Recognized) -> Vec<Buffer> {
     [a, b, found.out].map(Buffer::Container).to_vec()
 }
 
-/// What tables call a rest that the library does itself.
+/// The name in tables for a rest that the library does itself.
 fn name(finish: Finish) -> &'static str {
     match finish {
         Finish::Nothing => NOTHING,
@@ -263,7 +263,7 @@ fn name(finish: Finish) -> &'static str {
     }
 }
 
-/// What tables call any other rest: equal texts compute alike.
+/// The name in tables for any other rest: equal texts compute alike.
 fn digest(epilogue: &Epilogue) -> String {
     let types: Vec<String> = epilogue
         .params

@@ -6,8 +6,8 @@
 //! lies outside of either, so that an infinite factor of no term makes no NaN.
 //! Legal: for each place `2*j + h` the terms are those p and r that reach it; r is then
 //! `(h + 1)%2 + 2*t`, which gives p, and what lies outside of y or w is no term. Each place is made
-//! once, so it needs no zero beforehand, and no wider array where it is of 16 bits. Saves, for the
-//! gradient of a depthwise convolution, three of four times that its result moves.
+//! once, so it needs no zero beforehand, and no wider array where it is of 16 bits. For the gradient of a
+//! depthwise convolution, the result is moved once instead of four times.
 
 use graph::{
     Expr, Graph, Index, Map, Memlet, Node, NodeKind, Param, Reduction, SymExpr, Symbol, Tasklet,
@@ -124,7 +124,7 @@ fn gather(graph: &Graph, map: &mut Map, tasklet: &mut Tasklet, dim: usize) -> Op
     }
     for name in [&window.position, &window.tap] {
         is_whole(graph, map, &tasklet.inputs, name)?;
-        // They mean something else afterwards.
+        // Both mean something else afterwards.
         if computes_with(&tasklet.outputs[0].1, name) {
             return None;
         }

@@ -25,7 +25,7 @@ const TOTAL_THREADS: i64 = 256;
 const ROW: i64 = 2048;
 /// Destinations that are told apart by the warps of a scatter.
 const DESTINATIONS: i64 = 512;
-/// Side of a tile of 4-byte elements; of narrower ones twice as many.
+/// Side of a tile of 4-byte elements; twice as many of narrower ones.
 const SIDE: i64 = 32;
 
 /// Chooses for one nest.
@@ -276,7 +276,7 @@ fn tiles(loops: &[Loop], statements: &[Statement], kernel: &Kernel) -> Option<Ti
     })
 }
 
-/// Whether the load belongs through shared memory in such a tile.
+/// Whether a load goes through shared memory in such a tile.
 pub(crate) fn is_turned(offset: &SymExpr, tiles: &Tiles) -> bool {
     coefficient(offset, &tiles.rows.var) == Some(1)
         && coefficient(offset, &tiles.columns.var).is_some_and(|c| c > 1)

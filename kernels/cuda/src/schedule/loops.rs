@@ -146,8 +146,8 @@ pub(crate) fn is_vector(offset: &SymExpr, var: &Symbol, n: i64) -> bool {
     }
 }
 
-/// How many neighbours along the last loop a thread takes: as many as make all accesses that move
-/// along it vectors, of at most 16 bytes those that move with loops around it as well. What all
+/// How many neighbours along the last loop a thread takes: as many as make vectors of all accesses that move
+/// along it. Vectors of accesses that also move with loops around it have at most 16 bytes. What all
 /// repetitions share (biases, weights of normalizations) may be wider: it is loaded in two pieces.
 pub(super) fn vector(
     loops: &[Loop],

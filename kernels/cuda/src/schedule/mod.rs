@@ -126,7 +126,7 @@ pub(super) struct Scatter {
     /// Loops over the elements of a row.
     pub(super) row: Vec<Loop>,
     pub(super) vector: i64,
-    /// Destinations of equal remainder by this belong to the same warps.
+    /// Destinations that are equal modulo this number belong to the same warps.
     pub(super) n_classes: i64,
     pub(super) reduction: Reduction,
     pub(super) statements: Vec<Statement>,

@@ -31,9 +31,9 @@ const MOST_KEPT: i64 = 64;
 const KEPT_BY_MANY: i64 = 40;
 /// Vectors that a thread takes of a row, if registers allow.
 const STEPS: i64 = 4;
-/// Blocks that leave parts of sums, at most: one for each multiprocessor of the largest device.
+/// Most blocks that leave parts of sums: one for each multiprocessor of the largest device.
 pub(super) const PARTS: i64 = 132;
-/// Points that a group takes at the least before it leaves a part.
+/// Fewest points that a group takes before it leaves a part.
 pub(super) const TURNS: i64 = 8;
 /// Threads among which rows are shared out where blocks keep what all rows read: half of what the
 /// largest device runs at once.
@@ -126,7 +126,7 @@ fn sums_in_registers(kernel: &Kernel, others: &[Loop]) -> bool {
     })
 }
 
-/// Every block runs the loops it could not share in order.
+/// Every block runs in order the loops that blocks could not share.
 fn in_order(kernel: &mut Kernel, mine: Vec<Loop>, serial: Vec<Loop>) -> Rows {
     let (mut rows, _) = of_leaves(kernel, Vec::new(), mine, false);
     rows.serial = serial;
@@ -160,8 +160,8 @@ fn threads_for(least: i64, n: i64) -> i64 {
     least.max(((n + 31) / 32 * 32).clamp(32, BLOCK_THREADS))
 }
 
-/// A leaf's loops: those of which no two points meet in a sum, and those that a thread runs. Sums of
-/// single numbers do not bind loops: a group adds them up.
+/// A leaf with its loops divided into those whose points all belong to different sums, and those that a thread
+/// runs. Sums of single numbers do not bind loops: a group adds them up.
 pub(super) fn leaf(loops: Vec<Loop>, statements: Vec<Statement>) -> Leaf {
     let bound: Vec<&Write> = conflicts(&statements)
         .filter(|w| {
@@ -205,7 +205,7 @@ pub(super) fn most_kept(group: i64) -> i64 {
     }
 }
 
-/// Decides everything but the outer loops; with the numbers of four bytes that a thread keeps.
+/// Decides everything but the outer loops. Returns also how many numbers of four bytes a thread keeps.
 pub(super) fn of_leaves(
     kernel: &mut Kernel,
     blocks: Vec<Loop>,
@@ -425,7 +425,7 @@ fn size(rows: &mut Rows, leaves: &[Leaf], kernel: &Kernel, sums: bool) -> i64 {
     kept
 }
 
-/// Whether blocks should take several rows because all rows read the same elements: an eighth of
+/// Whether blocks should take several rows because elements that all rows read are more than an eighth of
 /// what a row moves.
 fn shared_by_rows(rows: &Rows, kernel: &Kernel) -> bool {
     let bytes = |k: &super::Kept| {

@@ -127,7 +127,7 @@ impl<'c> Operands<'c> {
         dot(q, k) * self.call.scale + self.added(h, l, m)
     }
 
-    /// What the mask adds to a score; its dimensions of one element are repeated.
+    /// What the mask adds to a score; its dimensions of one element are broadcast.
     fn added(&self, h: usize, l: usize, m: usize) -> f64 {
         let Some(mask) = self.call.operand("mask") else {
             return 0.0;

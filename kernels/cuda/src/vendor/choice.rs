@@ -101,8 +101,7 @@ impl Products {
         }
     }
 
-    /// The candidate for a product, one of those that `can` be, which says why another cannot: our own
-    /// kernel always can.
+    /// The candidate for a product. `can` says why a candidate is not possible; our own kernel always is.
     pub fn choose(&self, key: Key, can: &dyn Fn(Candidate) -> Result<(), String>) -> Choice {
         let (candidate, reason) = match self {
             Products::Own => (Candidate::Own, "no table of times is given".to_string()),

@@ -82,7 +82,7 @@ fn finished(finish: Finish, sum: f64, bias: Option<&[f64]>, row: i64) -> Result<
 }
 
 /// Runs a product on the emulator's memory. `buffers` are those of its parameters up to the workspace,
-/// which nothing is kept in.
+/// in which nothing is kept.
 ///
 /// # Errors
 /// What a kernel's launch would be blamed for: an element that was never written, or outside its buffer.
@@ -140,7 +140,7 @@ pub(crate) fn run(
 }
 
 /// What a launch must move: each element of its operands and its result once. What the library's kernels
-/// move besides is not known.
+/// move in addition is not known.
 pub(crate) fn traffic(operation: &Operation) -> Traffic {
     let biases = |n: i64, dtype: graph::DType| match operation.finish() {
         Finish::Nothing => 0,
@@ -162,7 +162,7 @@ pub(crate) fn traffic(operation: &Operation) -> Traffic {
     }
 }
 
-/// Positions that a launch reads, of each operand and of the bias.
+/// Positions of the elements that a launch reads: in each operand, then in the bias.
 fn places_read(operation: &Operation) -> [Vec<i64>; 3] {
     match operation {
         Operation::Gemm(gemm) => {
@@ -180,7 +180,7 @@ fn places_read(operation: &Operation) -> [Vec<i64>; 3] {
     }
 }
 
-/// Every position of an array; of images also those that no window reaches, which the library may read.
+/// Every position of an array; for images also those that no window reaches, which the library may read.
 fn array_places(x: &Array) -> Vec<i64> {
     let mut all = Vec::new();
     let _: Result<(), String> = for_each(x.sizes, |at| {

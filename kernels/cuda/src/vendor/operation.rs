@@ -80,8 +80,8 @@ impl Operation {
         }
     }
 
-    /// Elements of the bias that its result could be finished with, where the row or channel of an
-    /// element of the result is its place modulo that number; none where it is not.
+    /// Number of elements of the bias that its result could be finished with, if the row or channel of an
+    /// element of the result is its place modulo that number; else `None`.
     pub fn biases(&self) -> Option<i64> {
         match self {
             // A dense result of one product.

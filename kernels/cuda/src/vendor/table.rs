@@ -39,14 +39,14 @@
 //! - `product`: sizes, types and places as the text of [`super::Gemm`], of [`super::Convolution`] or of
 //!   [`super::Attention`] has them.
 //! - `rest`: the element-wise work that was fused to the product: `nothing`, `bias`, `bias_relu`, or
-//!   a digest of its text. Of attention `gradients`, if times are those of forward and backward together,
+//!   a digest of its text. For attention, `gradients` if times are those of forward and backward together,
 //!   else `nothing`.
 //! - `kind`: `own` is our kernel with the rest in its registers; `library` is the library's (cuBLASLt's
 //!   for products, cuDNN's for convolutions), with the rest as its epilogue; `library_then_map` is the
 //!   library's alone, and then the rest as a kernel of ours; `wgmma` is our kernel for Hopper, with the
 //!   rest in its registers. `rank` is the algorithm's position in the library's own order of those that it
 //!   offers in this workspace, or the number of the kernel's tile (0 to 2: operands copied by threads, the
-//!   largest tile first; 3 and 4: by the copy engine). Of attention, `torch_flash`, `torch_efficient` and
+//!   largest tile first; 3 and 4: by the copy engine). For attention, `torch_flash`, `torch_efficient` and
 //!   `torch_cudnn` are PyTorch's operators, without a rank.
 //! - `microseconds`: of all launches of the candidate together.
 //!

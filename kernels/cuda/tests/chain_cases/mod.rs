@@ -286,7 +286,7 @@ pub fn graph(cases: &[Case]) -> Graph {
     graph::parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"))
 }
 
-/// Numbers in [-2, 2); of a mask a quarter is −∞ after the first column; the seed is 5.
+/// Numbers in [-2, 2); in a mask, a quarter is −∞ after the first column; the seed is 5.
 pub fn input(graph: &Graph, id: ContainerId) -> Tensor {
     let c = graph.container(id);
     let sizes = c.shape.iter().map(|s| s.as_const().unwrap() as usize);

@@ -108,7 +108,7 @@ fn address(op: &Operand, at: &[i64]) -> Option<usize> {
     Some(sum as usize)
 }
 
-/// An element of the definition: a sum, of its terms' magnitudes too, and how many terms there are.
+/// An element of the definition: its sum, the sum of its terms' magnitudes, and the number of terms.
 #[derive(Clone, Copy, Default)]
 pub struct Sum {
     pub value: f64,
@@ -136,8 +136,8 @@ pub fn reference(c: &Contraction, a: &[f64], b: &[f64]) -> Vec<Sum> {
     }
 }
 
-/// Runs all launches of a case with one seed; the elements of a, b, the result and what the epilogue
-/// makes of it.
+/// Runs all launches of a case with one seed. Returns the elements of a, b, the result and what the
+/// epilogue makes of it.
 pub fn run(
     case: &Case,
     emulator: &Emulator,
@@ -192,7 +192,7 @@ pub fn run(
     Ok([a, b, out, done].map(|buffer| memory.values(buffer)))
 }
 
-/// Half the distance of neighbours relative to a number.
+/// Half the distance of neighboring numbers, relative to their size.
 pub fn roundoff(dtype: DType) -> f64 {
     match dtype {
         DType::BF16 => 2f64.powi(-8),
@@ -204,7 +204,7 @@ pub fn roundoff(dtype: DType) -> f64 {
 
 impl Sum {
     /// A sum in any order, of products that are rounded too: n roundings of the terms' magnitudes,
-    /// to first order. Of the definition's own sum as many in double precision.
+    /// to first order. The definition's own sum has as many roundings in double precision.
     fn allowed(&self, types: Types) -> f64 {
         let each = roundoff(types.sum()) + roundoff(DType::F64);
         f64::from(self.n_terms + 1) * each * self.magnitude

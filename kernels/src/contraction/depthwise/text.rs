@@ -265,7 +265,7 @@ impl Depthwise {
     fn row(&self, t: &mut CText, kind: &str) {
         let taps = self.taps();
         let cp = self.padded_channels();
-        // Each row's sums start anew, so that no chain of additions is longer than rows or columns are many.
+        // Each row's sums start anew, so that no chain of additions is longer than the number of rows or of columns.
         for i in 0..taps.len() {
             t.line(if self.reduce {
                 format!("{kind} w{i} = {{0}};")

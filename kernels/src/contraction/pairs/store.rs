@@ -45,7 +45,7 @@ impl PairsPart<'_> {
         }
     }
 
-    /// How long a line of the result is that the epilogue is given, and how many there are.
+    /// Length and number of the lines of the result that the epilogue is given.
     fn lines(&self) -> (i64, i64) {
         if self.across {
             (self.m_total(), self.n_total())

@@ -25,7 +25,7 @@ pub(super) struct FilterCut {
 struct FilterGradient<'a> {
     c: &'a Convolution,
     prefix: String,
-    /// Makes the image, and the gradient of the results.
+    /// The functions that make the image, and the gradient of the results.
     prologues: [Option<&'a str>; 2],
     cut: FilterCut,
 }

@@ -9,7 +9,7 @@
 //! nine times shorter (four times in the filter's gradient); errors are below those of the definition where the numbers of
 //! a tile have like sizes (`kernels/tests/winograd.rs`). They are relative to the largest number of a tile.
 //!
-//! A result may be not a number where the definition overflows, and near that. A tap of the filter's gradient also reads
+//! A result may be NaN where the definition overflows, or nearly does. A tap of the filter's gradient also reads
 //! the two rows and columns of the image that only its neighbours need, and takes them away again.
 
 mod filter;
@@ -32,13 +32,13 @@ const POINTS: i64 = 16;
 const RATE: f64 = 0.92;
 /// Cycles (of 64 operations) that the transform of a tile of the image takes, for 16 channels.
 const IMAGE_CYCLES: f64 = 28.0;
-/// The same of a tile of results, or of their gradient.
+/// The same for a tile of results, or of their gradient.
 const RESULT_CYCLES: f64 = 22.0;
-/// The same of a filter, or of its gradient.
+/// The same for a filter, or its gradient.
 const FILTER_CYCLES: f64 = 180.0;
 /// How many times its own cache a thread's scratch may fill.
 const CACHES: f64 = 4.0;
-/// How much cheaper than by the definition it has to be predicted to be.
+/// It is chosen if its predicted time is at most this part of the definition's.
 const GAIN: f64 = 0.9;
 /// Operations in a cycle.
 const OPERATIONS: f64 = 64.0;
@@ -168,7 +168,7 @@ fn only_part(form: &GatherForm) -> Option<&Problem> {
 }
 
 impl WinogradPlan {
-    /// What is chosen of this and of the definition, and whether it is this.
+    /// The choice between this and the definition, and whether this is chosen.
     pub(super) fn choice(
         &self,
         direct: &Planned<'_>,
@@ -502,7 +502,7 @@ fn position_and_tap(c: &Coord, results: &Access, filter: &Access) -> Option<[Ter
         .find(|[position, tap]| is_position(*position) && is_tap(*tap))
 }
 
-/// How the window moves along a coordinate of the image, if 3 taps do with step 1.
+/// How the window moves along a coordinate of the image, if it has 3 taps and step 1.
 fn direction((c, [position, tap]): (&Coord, [Term; 2]), dims: &[i64]) -> Option<Direction> {
     let fits = dims[tap.0] == 3 && position.1 == 1 && tap.1 == 1;
     let d = Direction {

@@ -9,7 +9,7 @@ use crate::contraction::text::{CText, affine};
 const TILE: i64 = 4;
 
 impl Convolution {
-    /// Rows of tiles are divided into `units` runs: how many tiles the longest run has.
+    /// The number of tiles in the longest run, where rows of tiles are divided into `units` runs.
     pub(super) fn unit_tiles(&self, units: i64) -> i64 {
         div_up(self.strips(), units) * self.columns.tiles()
     }

@@ -6,7 +6,7 @@ use crate::emit::values::Effect;
 use graph::{Binary, DType, Expr, Scalar, Unary};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Guards whose failure leaves the effect without effect; what is combined there has type `dtype`.
+/// Guards whose failure makes the effect do nothing; what is combined there has type `dtype`.
 pub(super) fn skippable(e: &Effect, s: &Statement, dtype: DType) -> BTreeSet<Guard> {
     let mut skips: BTreeSet<_> = e.address.guards.iter().cloned().collect();
     let Some(reduction) = e.conflict else {
@@ -47,7 +47,7 @@ fn vanishes(e: &Expr, fills: &BTreeMap<usize, f64>, identity: Scalar) -> bool {
     }
 }
 
-/// What a condition is where `fills` says so: a NaN equals nothing.
+/// The value of a condition, if `fills` decides it: a NaN equals nothing.
 fn truth(condition: &Expr, fills: &BTreeMap<usize, f64>) -> Option<bool> {
     let fill = |e: &Expr| match e {
         Expr::In(i) => fills.get(i).copied(),

@@ -138,7 +138,7 @@ fn a_table_of_another_machine_is_refused() {
     );
 }
 
-/// What is missed is told by the product that is the library's.
+/// A library that is missing is not compared: the first product that needs it gives the error.
 #[test]
 fn a_library_that_is_not_there_is_not_compared() {
     let text = GOOD.replace("\"13.4.1\"", "\"13.4.1\", \"cudnn\": \"9.26.0\"");
