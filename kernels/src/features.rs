@@ -378,7 +378,7 @@ enum Verdict {
     Runs,
     /// The probe ran and ended wrongly.
     Traps(String),
-    /// The probe could not be compiled or started.
+    /// The probe did not run: the CPU does not advertise the level, or building or starting the probe failed.
     Fails(String),
 }
 

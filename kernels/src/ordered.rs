@@ -11,7 +11,7 @@ use graph::DType;
 
 /// Elements that are always inserted one by one.
 const FEW: i64 = 64;
-/// Most elements that are inserted one by one into a list; in the worst case, each insertion moves all others.
+/// Most elements that are inserted one by one into the list of a long row; in the worst case, each moves all others.
 const MOST: i64 = 128;
 
 /// An array with one axis, from outside to inside.

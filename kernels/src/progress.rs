@@ -1,4 +1,4 @@
-//! How long-running work in this room tells the edge what it is doing.
+//! How long-running work reports what it is doing to the program at the edge.
 //!
 //! Owns the [`Progress`] trait and the silent listener. Never prints: the
 //! program at the edge decides what a person sees.

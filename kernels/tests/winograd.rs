@@ -264,7 +264,7 @@ fn scratch_stays_near_the_caches() {
         for (direction, c) in directions(&conv) {
             let e = emit("k", &c, &Hooks::default(), &target).expect("a kernel");
             let most = (4 * machine.l2.bytes).max(machine.l3.bytes) as usize;
-            // Rows of zeros and borders besides.
+            // There are also rows of zeros and borders.
             assert!(
                 e.thread_scratch_bytes < most + most / 4,
                 "{direction} of {conv:?}, {}: {} bytes",

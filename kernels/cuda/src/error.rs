@@ -203,7 +203,7 @@ pub enum CudaError {
         /// What is wrong with it.
         problem: String,
     },
-    /// A product or a convolution is a library's by the table, and the library is not there.
+    /// The table gives a product or a convolution to a library that is not there.
     #[error("product {product} (of {origin}) was to be {library}'s, but {reason}")]
     Without {
         /// Which library.

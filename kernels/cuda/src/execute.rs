@@ -178,8 +178,8 @@ impl HostProgram<'_> {
         }
     }
 
-    /// Elements of one of the graph's outputs that no launch wrote (how many, the first), blamed on
-    /// the last that could.
+    /// The fault for elements of one of the graph's outputs that no launch wrote: their number and the first.
+    /// Blames the last launch that could have written them.
     fn unwritten(&self, id: ContainerId, (n, first): (usize, usize)) -> Fault {
         let place = self.rooted(Buffer::Container(id));
         let writes = |placed: &&Placed| {
@@ -226,8 +226,8 @@ impl HostProgram<'_> {
         }
     }
 
-    /// The buffer of a container or workspace, made where it is met first. A workspace holds what
-    /// its first parameter says.
+    /// The buffer of a container or workspace, made when it is first met. A workspace has the element type of
+    /// its first parameter.
     fn buffer(
         &self,
         place: Buffer,

@@ -182,7 +182,7 @@ pub enum ParamType {
     In(DType),
     /// A buffer that is written, perhaps also read afterwards.
     Out(DType),
-    /// A buffer that holds something at first, which is read, and is written.
+    /// A buffer that is read and written, and holds something before the launch.
     InOut(DType),
     /// A buffer that is only read, by the copy engine of Hopper.
     Map(TensorMap),

@@ -142,7 +142,7 @@ pub(crate) fn newest(folder: &Path, stem: &str) -> Option<PathBuf> {
     versions.max().map(|(_, path)| path)
 }
 
-/// A library of which each file is loaded once, and stays.
+/// A library: each of its files is loaded once, and stays.
 pub(crate) struct Files<L> {
     names: &'static Names,
     /// What is known of a loaded library; an error names a function that it lacks.

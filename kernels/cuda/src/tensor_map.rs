@@ -22,7 +22,7 @@ pub struct TensorMap {
 }
 
 impl TensorMap {
-    /// Bytes of which a buffer's address is a multiple.
+    /// Alignment in bytes of a buffer's address.
     pub const ALIGNMENT: usize = 16;
     /// Elements of a box's line.
     pub const LINE: u32 = 64;

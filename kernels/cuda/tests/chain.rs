@@ -307,7 +307,7 @@ fn columns_of_groups_are_swept_in_turn() {
     );
 }
 
-/// A tile of another type than its other factor would be rounded to that before they are multiplied.
+/// A tile whose type differs from the other factor's would be rounded to that type before they are multiplied.
 #[test]
 fn factors_of_two_types_are_launches_of_their_own() {
     let case = Case {

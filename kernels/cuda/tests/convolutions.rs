@@ -180,9 +180,9 @@ fn groups_may_be_a_dimension() {
     assert!(refusal(&arrays("<0,1,3,4,2>")).contains("two spatial directions"));
 }
 
-#[test]
 /// Pointwise convolutions with strides would be a product of a few columns for each row of each image; as a
 /// convolution they are one.
+#[test]
 fn points_in_steps_are_one_convolution() {
     let (found, types) = found(&POINTS.graph(Direction::Forward, "f32", LAST));
     let gemm = gemm(&found.contraction, types).unwrap();

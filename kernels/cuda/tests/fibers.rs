@@ -10,7 +10,7 @@ use emulator_cases::{I, N, input, kernel};
 use graph::{DType, Tensor};
 use reversed_blocks::{reverse, reversed, run};
 
-/// A processor that traps the division; others make a number of it.
+/// An x86-64 processor traps the division; others return a number.
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn a_division_by_zero_is_a_fault_and_the_next_launch_is_sound() {

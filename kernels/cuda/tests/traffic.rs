@@ -1,4 +1,4 @@
-//! The emulator's counts of memory traffic: on kernels of which the traffic is known, and of emitted
+//! The emulator's counts of memory traffic: of kernels whose traffic is known, and of emitted
 //! kernels at realistic rows, held by a snapshot.
 
 use cuda_kernels::emulate::{Direction, Emulator, Memory, Settings, Traffic};

@@ -5,10 +5,10 @@
 //! time; the scores of a strip of rows stay in the core's cache. The maximum and the sum of a row are carried from
 //! block to block (online softmax, arXiv 1805.02867), and the backward pass computes the scores again from the
 //! logarithm of the sums and the residual of its rounding (FlashAttention, arXiv 2205.14135). Queries are scaled before
-//! their products, so the scores of both passes have the same bits. Saves the scores: written and read a few times in
-//! each pass, and kept between the passes. With `causal`, blocks that no row sees are left out, which halves the
-//! products; the same where a mask hides the first or last keys of a block from all rows of a strip, unless numbers are
-//! not finite.
+//! their products, so the scores of both passes have the same bits. Saves memory traffic: scores would be written and
+//! read a few times in each pass, and kept between the passes. With `causal`, blocks that no row sees are left out,
+//! which halves the products. So are the first or last keys of a block that a mask hides from all rows of a strip,
+//! unless numbers are not finite.
 //! Dropout's uniform numbers are made for a row of a block at a time, the same ones in both passes.
 //!
 //! Formulas: `ops::attention_lse`. No two threads add to the same element and the order of all sums is fixed, so

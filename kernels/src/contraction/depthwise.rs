@@ -65,7 +65,7 @@ pub struct Depthwise {
     sums: Option<String>,
 }
 
-/// Emits all parts of `form` if each is depthwise; `None` if one is not.
+/// Emits all parts of `form` if each is depthwise; `None` if this form does not fit one of them.
 pub fn emit(
     name: &str,
     form: &GatherForm,

@@ -9,7 +9,7 @@ use super::pack::{PackLevel, Panel};
 use super::text::{CText, affine};
 
 impl GatherPart<'_> {
-    /// Emits the copy of a panel of `width` columns, of which `valid` exist; without `valid`, an argument says it.
+    /// Emits the copy of a panel of `width` columns; `valid` of them exist, or as many as an argument says.
     pub(super) fn panel_function(
         &self,
         t: &mut CText,

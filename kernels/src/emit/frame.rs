@@ -1,6 +1,6 @@
 //! C text of a whole kernel: buffers, the split over threads, the sequence of leaves.
 //!
-//! What reductions need besides is in the modules below: the threads' parts, the identities that sums
+//! The modules below have what only reductions need: the threads' parts, the identities that sums
 //! start from, and the guards that skip an iteration.
 
 mod identities;

@@ -1,7 +1,7 @@
 //! Lowering of a contraction whose operands are made while it packs them.
 //!
-//! Owns which members of a kernel are prologues. Where the contraction takes none, what makes the operand is a
-//! kernel of its own, and counted so.
+//! Owns which members of a kernel are prologues. If the contraction takes no prologue, the map that makes the
+//! operand is a kernel of its own, and is counted as one.
 
 use super::members::split_epilogue;
 use super::split::{Split, SplitReason, Stop};

@@ -1,4 +1,4 @@
-//! What a recipe tells about single contractions, and what lowering tells about them.
+//! What a recipe says about single contractions, and what lowering reports about them.
 
 use super::{Lowered, Lowering, PLACEHOLDER};
 use crate::contraction::{

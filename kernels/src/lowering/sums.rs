@@ -1,8 +1,8 @@
 //! Lowering of a contraction that sums its columns: its blocks are summed by a function that the contraction
 //! calls, and a last launch adds them up.
 //!
-//! Owns which members of a kernel are sums. Where the contraction's blocks are not final one by one, each sum
-//! is a kernel of its own, and counted so.
+//! Owns which members of a kernel are sums. If the contraction's blocks do not become final one by one, each sum
+//! is a kernel of its own, and is counted as one.
 
 use super::members::members;
 use super::split::{Split, SplitReason, Stop, refused, split_reason};
@@ -27,7 +27,7 @@ pub(super) struct Followers {
     pub(super) sums: Vec<Node>,
 }
 
-/// Tells sums from the rest of a kernel behind its contraction.
+/// Separates sums from the rest of what follows a kernel's contraction.
 pub(super) fn followers(rest: &Node) -> Followers {
     let members = members(rest).iter().cloned();
     let (sums, points): (Vec<Node>, Vec<Node>) = members.partition(is_sum);

@@ -33,7 +33,7 @@ impl Recurrence {
         )
     }
 
-    /// Where the state `k` begins from which a row's step starts: `row = t·B + r0 + r`, `n` the step's number in time.
+    /// Where the previous state `k` of a row begins in memory: `row = t·B + r0 + r`, `n` is the step's number in time.
     fn before(&self, k: usize) -> String {
         let h = self.width;
         format!(

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 const NAME: &str = "sh_update";
 
-/// Elements for which one more thread is worth its wake-up.
+/// The fewest elements for which it is worth waking one more thread.
 const PER_THREAD: usize = 1 << 14;
 
 /// The C text of an update's kernel. It knows no sizes: these come with every run.

@@ -43,7 +43,7 @@ impl Random {
 pub trait Number: Copy + Into<f64> {
     const ELEMENT: Element;
     const NAN: Self;
-    /// Most that a sum of some thousand products of numbers in [-1, 1] may be wrong by.
+    /// Largest error of a sum of some thousand products of numbers in [-1, 1].
     const ERROR: f64;
 
     fn from_f32(x: f32) -> Self;

@@ -369,8 +369,8 @@ fn mma_multiply(t: &mut CText, job: &Job<'_>, (a, b): (&Stage<'_>, &Stage<'_>)) 
     t.close(3);
 }
 
-/// The sums of a thread: how many rows and columns they have, and as text the position in the block of row `i`
-/// and of column `j`, and the sum of both.
+/// The sums of a thread: the numbers of their rows and columns, and C texts: the position of row `i` in the block,
+/// that of column `j`, and the sum of both.
 pub(super) struct Sums {
     pub(super) n_rows: i64,
     pub(super) row: String,

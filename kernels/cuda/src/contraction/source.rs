@@ -52,7 +52,7 @@ impl<'a> Source<'a> {
         self.access.coords.iter().filter(|c| c.guarded).enumerate()
     }
 
-    /// Declares what stays in registers of each of a thread's `n` rows; `row` is the one of state `i`.
+    /// Declares what stays in registers of each of a thread's `n` rows; `row` is the text of row number `i`.
     pub fn declare(&self, t: &mut CText, n: i64, row: &str) {
         let (x, f, index) = (self.letter, self.form, self.index());
         t.line(format!("{index} {x}_row[{n}];"));
@@ -79,7 +79,7 @@ impl<'a> Source<'a> {
     }
 
     /// Declares `at`, the element of term `k` in the row of a state, and whether it is there; `also` is
-    /// a condition before others.
+    /// a condition that is tested before the others.
     pub fn position(&self, t: &mut CText, k: &str, state: &str, also: &str) {
         let (x, f, index) = (self.letter, self.form, self.index());
         t.line(format!("const int k = {k};"));

@@ -1,8 +1,8 @@
 //! The cuBLASLt library: found, loaded, called.
 //!
 //! Owns its names and every use of the C interface, each behind a function that gives the library's own
-//! words for a failure. Types and numbers are cudarc's bindings; its loader is not used, since it looks for
-//! names only, where the library of PyTorch's wheels is not found, and panics without one. Never keeps a
+//! words for a failure. Types and numbers are cudarc's bindings. Its loader is not used: it looks for
+//! names only, so it does not find the library of PyTorch's wheels, and it panics without one. Never keeps a
 //! stream, never waits.
 #![allow(unsafe_code)]
 

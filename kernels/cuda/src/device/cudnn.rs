@@ -144,8 +144,8 @@ pub(super) struct Session {
     state: Mutex<State>,
 }
 
-/// What one thread has at a time: the library allows a handle no more, and also heuristics and the
-/// finalization of graphs and plans use it.
+/// What one thread has at a time: the library allows only one thread to use a handle, and heuristics and the
+/// finalization of graphs and plans use it, too.
 pub(super) struct State {
     library: Arc<Cudnn>,
     handle: OfLibrary,
@@ -334,7 +334,7 @@ impl Descriptor {
         self.set_raw(attribute, DESCRIPTOR, &values)
     }
 
-    /// The same with all attributes checked by the library; it changes no more.
+    /// The descriptor with its attributes checked by the library; after that it does not change.
     pub(super) fn finalized(self) -> Result<Descriptor, Complaint> {
         // SAFETY: the descriptor lives.
         let status = unsafe { (self.library.interface.finalize)(self.raw) };

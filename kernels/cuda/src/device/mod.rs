@@ -43,8 +43,8 @@ pub struct Libraries {
 }
 
 impl Libraries {
-    /// Looks for both, as [`CublasLt::find`] and [`Cudnn::find`] do. One that is nowhere is only missed by
-    /// the first product or convolution that is to be its.
+    /// Looks for both, as [`CublasLt::find`] and [`Cudnn::find`] do. It is no error if one is nowhere: the first
+    /// product or convolution that needs it gives that error.
     ///
     /// # Errors
     /// One is there and cannot be used, or not in the folder that its variable names.
@@ -74,7 +74,7 @@ impl Libraries {
         self.dnn.as_ref().map(|dnn| dnn.version())
     }
 
-    /// cuBLASLt, where something is its.
+    /// cuBLASLt, for what needs it.
     fn blas(&self) -> Result<&Arc<CublasLt>, CudaError> {
         let folders = || self.folders.clone();
         self.blas
@@ -82,7 +82,7 @@ impl Libraries {
             .ok_or_else(|| CublasLt::nowhere(folders()))
     }
 
-    /// cuDNN, where something is its.
+    /// cuDNN, for what needs it.
     fn dnn(&self) -> Result<&Arc<Cudnn>, CudaError> {
         let folders = || self.folders.clone();
         self.dnn.as_ref().ok_or_else(|| Cudnn::nowhere(folders()))

@@ -177,7 +177,7 @@ impl SquarePass<'_> {
     }
 }
 
-/// Rows to destinations that data name: a warp walks all sources, 32 at a time, and adds up those of
+/// Adds rows to destinations that data name: a warp walks all sources, 32 at a time, and adds up those of
 /// its destinations, in order; the sum stays in registers while the destination stays the same.
 pub(super) fn scatter(survey: &Survey, c: &Scatter) -> Option<Body> {
     let leaf = Leaf {

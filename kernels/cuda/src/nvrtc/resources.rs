@@ -112,7 +112,7 @@ pub(super) struct Spills {
     load_bytes: u32,
 }
 
-/// Spills by kernel from ptxas' messages, and the messages that are none of these.
+/// Spills by kernel from ptxas' messages, and all other messages.
 pub(super) fn told(log: &str) -> (BTreeMap<String, Spills>, String) {
     let mut spills = BTreeMap::new();
     let mut rest = Vec::new();

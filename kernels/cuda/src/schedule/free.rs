@@ -62,7 +62,7 @@ pub(super) fn schedule(
     })
 }
 
-/// Element-wise work on rows that share an operand, or of which each has numbers of its own: those are
+/// Element-wise work on rows that share an operand, or of which each has numbers of its own. These operands are
 /// loaded once for a row or for several. `None` if there are none, or rows do not fill threads well.
 fn with_shared_operands(
     loops: &[Loop],

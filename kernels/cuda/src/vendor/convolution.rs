@@ -28,7 +28,7 @@ pub struct Convolution {
     pub strides: [i64; 2],
     /// Rows and columns from one tap to the next.
     pub dilations: [i64; 2],
-    /// What is done to a finished sum; only responses may have something.
+    /// What is done to a finished sum: nothing, except for responses.
     pub finish: Finish,
     /// Whether the first operand is the contraction's second factor.
     pub is_swapped: bool,

@@ -91,7 +91,7 @@ impl Gemm {
 }
 
 impl Matrix {
-    /// Bytes of which the address of the first element is a multiple, if its buffer starts at a
+    /// Alignment in bytes of the address of the first element, if its buffer starts at a
     /// multiple of `buffer` bytes.
     pub fn alignment(&self, buffer: u64) -> u64 {
         gcd(buffer, self.offset_bytes())

@@ -32,8 +32,8 @@
 //! ```
 //!
 //! - `machine`: what the times were taken on. A program for another device, or with another cuBLASLt or
-//!   cuDNN, refuses the table: neither the times nor the ranks mean anything there. A library that is not
-//!   there is only missed by a product that is its. The driver's version is for the reader. `cudnn` is left
+//!   cuDNN, refuses the table: neither the times nor the ranks mean anything there. A missing library is an
+//!   error only for a product that needs it. The driver's version is for the reader. `cudnn` is left
 //!   out where there was none. The emulator, which computes every candidate alike, takes any table.
 //! - `workspace_bytes`: what every product of the library is given; ranks hold for this size.
 //! - `product`: sizes, types and places as the text of [`super::Gemm`], of [`super::Convolution`] or of
@@ -257,7 +257,7 @@ impl Table {
             problem,
         };
         let of_json = |error: serde_json::Error| wrong(error.line(), error.to_string());
-        // Another version may have other fields: it is told before they are.
+        // Another version may have other fields, so the version is checked before them.
         let Header { format, version } = serde_json::from_str(text).map_err(of_json)?;
         if format != FORMAT || version != VERSION {
             let problem = format!(
