@@ -19,7 +19,7 @@ fn refusal(graph: &Graph) -> String {
     refused.expect_err("no convolution").to_string()
 }
 
-/// Holds the executed description against the interpreter, and gives it.
+/// Holds the executed description against the interpreter, and returns it.
 fn check(graph: &Graph) -> Convolution {
     let convolution = described(graph);
     described_cases::check(graph, convolution.is_swapped, |operands, store| {

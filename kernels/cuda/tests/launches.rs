@@ -189,7 +189,7 @@ fn scalars_arrive_in_their_type() {
     }
 }
 
-/// A view that begins in the middle of a vector is refused before it traps; its elements are read.
+/// A kernel that loads vectors refuses a view that begins in the middle of one; a kernel of single elements reads it.
 #[test]
 fn arguments_less_aligned_than_the_kernel_needs_are_refused() {
     let kernels = [

@@ -20,7 +20,7 @@ fn refusal(graph: &Graph) -> String {
     refused.expect_err("no plain product").to_string()
 }
 
-/// Holds the executed description against the interpreter, and gives it.
+/// Holds the executed description against the interpreter, and returns it.
 fn check(graph: &Graph) -> Gemm {
     let gemm = product(graph);
     described_cases::check(graph, gemm.is_swapped, |operands, store| {

@@ -45,7 +45,7 @@ struct Function {
     at: Range<usize>,
     /// Its text; calls of shared functions are written anew.
     text: String,
-    /// How many functions of the kernel stand between it and one that calls none of them.
+    /// Length of the longest chain of calls from it to other functions of the kernel; 0 if it calls none.
     level: usize,
     shared: Option<SharedCall>,
 }

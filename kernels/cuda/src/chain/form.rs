@@ -286,7 +286,7 @@ impl<'k> Reader<'k> {
             let dims = m.dims.iter();
             let mut renames: Vec<(Symbol, Symbol)> =
                 dims.map(|(s, d)| (s.clone(), names[*d].clone())).collect();
-            // The renamed loops may meet the name of the one that is left.
+            // The loop that is left may have the name of a renamed one.
             let inner = m.inner.as_ref().map(|l| Loop {
                 var: Symbol::new("inner"),
                 size: l.size,
@@ -372,7 +372,7 @@ impl Form {
         Some(())
     }
 
-    /// What a product reads at each column; the same is kept once.
+    /// The position of what a product reads at each column; equal panels are kept once.
     fn panel(&mut self, place: &ElementAccess, inner: &Loop) -> Option<usize> {
         let lines = self.lines(place, &self.col, inner)?;
         if !is_vector(&lines) {

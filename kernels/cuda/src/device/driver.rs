@@ -185,7 +185,7 @@ impl Context {
         Ok(Context { ordinal, context })
     }
 
-    /// Runs `body` with this context current on this thread, and then the one that was before.
+    /// Runs `body` with this context current on this thread; then the context of before is current again.
     pub(super) fn within<T>(&self, body: impl FnOnce() -> T) -> Result<T, CudaError> {
         let mut before = null_mut();
         let failed = |call| move |f: Failure| f.of_call(call, self.ordinal);

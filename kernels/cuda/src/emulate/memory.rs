@@ -70,14 +70,14 @@ impl DeviceBuffer {
 }
 
 impl Memory {
-    /// A buffer with a tensor's elements, row-major, rounded to its type; the index is for arguments.
+    /// Adds a buffer with a tensor's elements, row-major, rounded to its type. Returns its index, for arguments.
     pub fn add(&mut self, name: &str, tensor: &Tensor) -> usize {
         let idx = self.add_unwritten(name, tensor.dtype, tensor.len());
         self.set(idx, tensor);
         idx
     }
 
-    /// A buffer of `n` elements that hold nothing: reading one before it is written is a fault. Where
+    /// Adds a buffer of `n` elements that hold nothing: reading one before it is written is a fault. If
     /// the system has no memory for it, launches on it are refused.
     pub fn add_unwritten(&mut self, name: &str, dtype: DType, n: usize) -> usize {
         let buffer = DeviceBuffer::unwritten(name, dtype, n, 0);
@@ -156,7 +156,7 @@ impl Memory {
             .collect()
     }
 
-    /// A buffer with these bytes; `initialized` has a byte per element, 0 for those that hold nothing.
+    /// Adds a buffer with these bytes; `initialized` has a byte per element, 0 for those that hold nothing.
     pub fn add_bytes(
         &mut self,
         name: &str,
@@ -262,7 +262,7 @@ fn bits(place: &[u8]) -> u64 {
         .fold(0, |all, &byte| all << 8 | u64::from(byte))
 }
 
-/// The bits of a number that is one of half precision.
+/// The bits of a number that half precision holds exactly.
 fn f16_bits(value: f64) -> u16 {
     let sign = if value.is_sign_negative() { 0x8000 } else { 0 };
     let a = value.abs();

@@ -210,7 +210,7 @@ fn is_whole(graph: &Graph, map: &Map, inputs: &[Memlet], name: &Symbol) -> Optio
 mod tests {
     use super::*;
 
-    /// A depthwise sum of windows with stride 2 whose value is `value`; the map that gathers it.
+    /// The map that gathers a depthwise sum of windows with stride 2 whose value is `value`.
     fn of(value: &str) -> Option<Node> {
         let text = format!(
             "graph \"g\" {{

@@ -274,7 +274,7 @@ impl Call {
         })
     }
 
-    /// An operand by what it is.
+    /// The operand with this role.
     pub fn operand(&self, role: &str) -> Option<&CallOperand> {
         self.operands.iter().find(|o| o.role == role)
     }

@@ -5,7 +5,7 @@ use cuda_kernels::emulate::{EmulateError, Emulator, FaultKind, Memory, Settings}
 use cuda_kernels::{Arg, Launch};
 use graph::DType;
 
-/// Runs a kernel of two blocks under several seeds; the outputs, or the faults' kinds.
+/// Runs a kernel of two blocks under several seeds. Returns the outputs, or the faults' kinds.
 pub fn run(emulator: &Emulator, idx: usize) -> Result<Vec<f64>, Vec<FaultKind>> {
     let mut last = Vec::new();
     for seed in 0..4 {
