@@ -44,7 +44,7 @@ struct Form {
     plain: &'static str,
     /// Where its operands are.
     operands: Vec<Operand>,
-    /// Where the scale of the result is, its zero point behind it; `None` if the result is of floats.
+    /// Where the scale of the result is, with its zero point after it; `None` if the result is of floats.
     result: Option<usize>,
 }
 
@@ -58,7 +58,7 @@ enum Operand {
 }
 
 impl Operand {
-    /// An integer with scale and zero point behind it.
+    /// An integer whose scale and zero point follow it.
     fn at(n: usize) -> Operand {
         Operand::Quantized([n, n + 1, n + 2])
     }

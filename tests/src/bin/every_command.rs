@@ -59,7 +59,7 @@ fn serve() -> std::io::Result<ExitCode> {
     }
 }
 
-/// Has the system count the most memory from now on.
+/// Has the system measure the most memory anew from now on.
 fn forget_most_memory() -> std::io::Result<()> {
     std::fs::write("/proc/self/clear_refs", "5")
 }
