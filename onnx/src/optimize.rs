@@ -384,7 +384,7 @@ fn known_rules(names: &BTreeSet<String>) -> Result<(), OptimizeError> {
     }
 }
 
-/// A model of which nothing is wrong.
+/// A model in which nothing is wrong.
 struct Sound {
     /// The model with its nodes in order and operators of a known version.
     model: Model,

@@ -122,7 +122,7 @@ fn version(attributes: Attributes) -> i64 {
     attributes.int("opset").unwrap_or(13)
 }
 
-/// An order that moves the channels from the end behind the batch, or back.
+/// An order that moves the channels from the end to after the batch, or back.
 fn order(rank: usize, to_front: bool) -> Vec<usize> {
     let mut order: Vec<usize> = (0..rank).collect();
     match (order.get_mut(1..), to_front) {

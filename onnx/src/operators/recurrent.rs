@@ -77,7 +77,7 @@ fn infer(cx: &Inference) -> Option<Vec<Fact>> {
     Some(facts.take(cx.node.output.len()).collect())
 }
 
-/// The activations of all directions in a row.
+/// The activations of all directions, one direction after the other.
 fn activations<R: Real>(
     call: &Call,
     cell: Cell,

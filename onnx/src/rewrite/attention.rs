@@ -67,7 +67,7 @@ struct Keys<'a> {
     order: Option<Vec<i64>>,
 }
 
-/// The keys `[batch, heads, length, size]` of which `turned` is the transpose.
+/// The keys `[batch, heads, length, size]` whose transpose is `turned`.
 fn keys<'a>(scope: &Scope<'a>, turned: &'a str, taken: &mut Taken) -> Option<Keys<'a>> {
     let t = scope.made_by(turned, "Transpose")?;
     let mut order = Attributes::new(scope.node(t)).ints("perm")?.to_vec();

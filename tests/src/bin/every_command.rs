@@ -1,7 +1,7 @@
 //! `every-command FILE…`: the problems that the program's commands have with ONNX files, one a line.
 //!
 //! Without arguments it serves `tests/tests/hostile_files.rs`, which does not trust this process to survive: each
-//! file comes on standard input behind its length (8 bytes, little-endian); the answer is lines `passed COMMAND`
+//! file comes on standard input after its length (8 bytes, little-endian); the answer is lines `passed COMMAND`
 //! and `problem SENTENCE`, then `done KIB` with the most memory that was in use at once.
 
 use std::io::{Read, Write};

@@ -229,8 +229,8 @@ fn ends(dtype: DType) -> (Expr, Expr) {
     (Expr::int(least), Expr::int(greatest))
 }
 
-/// Elements put at indices along an axis. None may be written twice, so a written element is the sum of what is
-/// written to it, and one is written if something was counted there.
+/// Elements put at indices along an axis. None may be written twice: so a written element is the sum of its updates,
+/// and an element is written if its updates were counted to be more than 0.
 pub fn scatter_set(
     cx: &mut NodeCx,
     x: ContainerId,

@@ -160,7 +160,7 @@ impl Written<'_> {
         )
     }
 
-    /// Values put one behind the other along a new dimension, as `output`.
+    /// Stacks values along a new dimension, as `output`.
     fn stack(&mut self, output: &str, values: &[String], axis: i64) {
         let axes = self.ints(&format!("{output}.axes"), &[axis]);
         let wide: Vec<String> = values
