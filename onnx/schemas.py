@@ -25,7 +25,7 @@ TENSOR = re.compile(r"tensor\((\w+)\)")
 
 
 def ports(formal, least, variables):
-    """Inputs or outputs, of which at least so many are to be given."""
+    """Inputs or outputs, of which at least `least` have to be given."""
     words = []
     for at, port in enumerate(formal):
         tensor = TENSOR.fullmatch(port.type_str)

@@ -13,9 +13,9 @@ use std::path::Path;
 pub struct Answer {
     /// Text for standard output.
     pub text: String,
-    /// No: problems were found, files differ.
+    /// Whether the answer is yes; it is no if problems were found or files differ.
     pub is_yes: bool,
-    /// What is put in its place once the text is told.
+    /// A file that is put in its place once the text is printed.
     pub file: Option<Staged>,
 }
 
@@ -43,10 +43,10 @@ impl Answer {
     }
 }
 
-/// Refuses a target that standard output goes to as well, in which the answer and the file would mix.
+/// Refuses a target that is also standard output: the answer would be mixed into the file.
 ///
 /// # Errors
-/// It is one.
+/// The target is standard output.
 pub fn apart(target: &Path) -> Result<()> {
     if target == Path::new("-") {
         bail!(

@@ -153,8 +153,7 @@ fn looked_at(path: &Path) -> Result<(Model, Vec<Problem>)> {
     }
 }
 
-/// Refuses a file that is not well formed. The order of its nodes may be any in which they can be put
-/// right.
+/// Refuses a file that is not well formed. Its nodes may be out of order if they can be put in order.
 ///
 /// # Errors
 /// The first problem.

@@ -140,7 +140,7 @@ pub fn run(args: &Grad, quiet: bool) -> Result<Answer> {
     progress.stage("writing");
     let staged = file::stage_bytes(&bytes, &args.out, &sources.files())?;
     drop(progress);
-    // By the batch they are normalized with --mode train, and on purpose they are not with eval.
+    // With `--mode train` they normalize by the batch, and with `eval` fixed statistics are what was asked for.
     let frozen = match args.mode {
         Mode::File => model.frozen.as_slice(),
         _ => &[],

@@ -191,7 +191,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints an answer, and only then puts its file in its place; whether it is yes.
+/// Prints an answer, and only then puts its file in its place. Returns whether the answer is yes.
 fn tell(answer: Answer) -> Result<bool> {
     print(&answer.text).context("cannot print the result")?;
     answer.file.map(Staged::place).transpose()?;

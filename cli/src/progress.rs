@@ -11,7 +11,7 @@ pub struct Progress {
     start: Instant,
 }
 
-/// Carriage return, and whatever stood on the line away.
+/// Carriage return, then the code that clears the rest of the line.
 const CLEAR: &str = "\r\x1b[2K";
 
 impl Progress {
@@ -23,7 +23,7 @@ impl Progress {
         }
     }
 
-    /// What goes on from now.
+    /// Shows what goes on from now.
     pub fn stage(&mut self, what: &str) {
         if self.is_on {
             let seconds = self.start.elapsed().as_secs_f64();

@@ -72,7 +72,7 @@ pub struct Read {
 }
 
 impl Read {
-    /// A line with the sizes that were not given; empty if all were given.
+    /// A line with the sizes that were found because they were not given; empty if all were given.
     pub fn found_text(&self) -> String {
         found_text(&self.found)
     }
@@ -192,7 +192,8 @@ impl Found {
     }
 }
 
-/// The options with values for the sizes that are not given, and these values; as they are where none is found.
+/// The options with values found for the sizes that are not given, and these values. If none are found, the options as
+/// they are.
 fn with_found(model: &onnx::file::Model, file: &File, options: &Options) -> (Options, Found) {
     let found = match found_sizes(model, file, &options.sizes) {
         Ok(sizes) => Found {
@@ -209,7 +210,7 @@ fn with_found(model: &onnx::file::Model, file: &File, options: &Options) -> (Opt
     (options, found)
 }
 
-/// The options with the names that verification has for sizes without a name.
+/// The options with sizes without a name also under the names that verification has for them.
 fn drawn(options: &Options, file: Option<&File>) -> Options {
     let mut options = options.clone();
     let unnamed = file.map(File::dynamic_sizes).unwrap_or_default();
@@ -222,7 +223,7 @@ fn drawn(options: &Options, file: Option<&File>) -> Options {
     options
 }
 
-/// The sizes that were not given.
+/// A line with the sizes that were not given.
 fn found_text(found: &Found) -> String {
     let sizes: Vec<String> = found
         .sizes

@@ -180,7 +180,7 @@ pub fn unsettled_line(found: &Unsettled) -> String {
     )
 }
 
-/// A sentence on a run that there is not.
+/// A sentence on a run that was left out.
 pub fn left_out_line(left_out: &str) -> String {
     format!("left out, since the original does not run there: {left_out}")
 }
@@ -197,7 +197,7 @@ fn rows(summary: &Summary) -> Vec<Vec<String>> {
         let (a, b) = (of(before), of(after));
         vec![name.to_string(), shown(a), shown(b), change(a, b)]
     };
-    // Sums over some of the nodes say nothing about each other.
+    // Sums over different nodes cannot be compared.
     let is_whole = before.n_unknown == 0 && after.n_unknown == 0;
     let sum_row = |name: &str, of: fn(&Figures) -> u64, shown: &dyn Fn(u64) -> String| {
         let mut row = number_row(name, of, shown);

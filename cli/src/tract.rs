@@ -35,7 +35,7 @@ impl Oracle for Tract {
         let path = folder.path().join("model.onnx");
         let written = file::write(model, &path);
         written.map_err(|error| OracleError::Unasked(error.to_string()))?;
-        // Its panics are refusals; nobody needs to read of them twice. Other threads' panics are.
+        // Its panics become refusals, so their messages are not printed too. Those of other threads are.
         let hook = Arc::new(take_hook());
         let (own, others) = (thread::current().id(), Arc::clone(&hook));
         set_hook(Box::new(move |info| {

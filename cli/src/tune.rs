@@ -25,7 +25,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Seconds in which whole steps run in turns.
+/// For how many seconds whole steps run in turns.
 const CHECKED_S: f64 = 3.0;
 
 /// What to tune.
@@ -223,7 +223,7 @@ impl Session<'_> {
         })
     }
 
-    /// What a whole step takes with the recipe, as a part of one without. A recipe that is not faster is dropped;
+    /// The time of a whole step with the recipe over that without it. A recipe that is not faster is dropped;
     /// after an interruption nothing is measured.
     fn checked(
         &self,
@@ -260,7 +260,7 @@ impl Session<'_> {
         }
     }
 
-    /// All decisions of the step under what was found.
+    /// All decisions of the step, planned with what was found.
     fn file(&self, tuned: &Tuned) -> Result<RecipeFile, CompileError> {
         let options = PlanOptions {
             recipe: tuned.recipe.clone(),

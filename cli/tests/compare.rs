@@ -115,14 +115,14 @@ fn bisect_compares_nodes_without_a_meaning_by_their_attributes() {
         json["first"]["differences"],
         serde_json::json!([{"what": "attribute alpha", "a": "1", "b": "2"}])
     );
-    // What it reads counts, too: nobody knows what it gives.
+    // A node without a meaning here also counts by what it reads: nobody knows what it gives.
     let mut other = onnx::file::Model::read(&a).expect("read").proto;
     other.graph.as_mut().expect("a graph").node[0].op_type = "Neg".to_string();
     let d = save(&other, folder.path(), "d.onnx");
     let json = stdout(&["bisect", arg(&a), arg(&d), "--json"], 3);
     let json: Value = serde_json::from_str(&json).expect("JSON");
     assert_eq!(json["first"]["value"], "r");
-    // What differs before it is found before it.
+    // A difference before it is found first.
     let c = custom(1.0, "Neg", "c.onnx");
     let json = stdout(&["bisect", arg(&a), arg(&c), "--json"], 3);
     let json: Value = serde_json::from_str(&json).expect("JSON");
@@ -193,7 +193,7 @@ fn bisect_blames_no_name_that_a_correct_rewrite_keeps() {
     ] {
         assert!(text.contains(part), "`{part}` is not in:\n{text}");
     }
-    // What is wrong behind it is found all the same.
+    // A difference after it is found all the same.
     let c = save(&fused("Relu"), folder.path(), "c.onnx");
     let json = stdout(&["bisect", arg(&a), arg(&c), "--json"], 3);
     let json: Value = serde_json::from_str(&json).expect("JSON");
@@ -237,7 +237,7 @@ fn info_works_on_files_that_cannot_be_imported() {
     old.opset_import[0].version = 5;
     let nodes = &mut old.graph.as_mut().expect("a graph").node;
     let relu = nodes.iter_mut().find(|node| node.op_type == "Relu");
-    // Nobody else's operator has a meaning here.
+    // An operator of another domain has no meaning here.
     relu.expect("a Relu").domain = "example".into();
     let old = save(&old, folder.path(), "old.onnx");
     let text = stdout(&["info", arg(&old), "--bind", "batch=2"], 0);

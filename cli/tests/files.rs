@@ -165,7 +165,7 @@ fn growth_is_that_of_the_bytes_written() {
     stdout(&optimize, 0);
     let length = |name: &str| fs::metadata(folder.path().join(name)).expect("there").len();
     assert_eq!((length("t.onnx.data"), length("weights.data")), (960, 960));
-    // The small one comes first now, and the large one is aligned as it was.
+    // Now the small vector comes first, and the large one is aligned, as it was before.
     fs::write(&target, "as it was").expect("written");
     let path = outside(folder.path(), &[(1 << 20, 4), (0, 1 << 18)]);
     let text = stderr(&[&optimize[..], &["--bind", "batch=65536"]].concat());

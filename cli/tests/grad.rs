@@ -98,8 +98,8 @@ fn successors_have_the_type_of_what_they_follow() {
             );
         }
     }
-    // The last one is AdamW: squares of gradients that half precision does not have are there, and the
-    // first step goes by the rate against the gradient's sign.
+    // The last one is AdamW. It keeps squares of gradients that are too small for half precision, and the first step is
+    // the learning rate against the gradient's sign.
     let zeros = Tensor::new(&[4, 4], Values::F32(vec![0.0; 16]));
     let number = |v: f32| Tensor::new(&[], Values::F32(vec![v]));
     let feeds = [
@@ -225,7 +225,7 @@ fn the_loss_is_compared_in_the_form_that_is_asked_for() {
             assert!(text.contains("loss within"), "{mode}: {text}");
         }
     }
-    // What dropout leaves in training is its own.
+    // In training, dropout makes the forms differ, so the loss is not compared.
     let mut dropped = product("w");
     let graph = dropped.graph.as_mut().expect("a graph");
     graph.node[0].output[0] = "a".to_string();
@@ -427,7 +427,7 @@ fn weights_may_be_constants() {
     let (said, made) = trained(&only_constants, &["--wrt", "scale"]);
     assert!(!said.contains("Constant"), "{said}");
     assert_eq!(output_names(&made), ["loss", "scale.grad"]);
-    // Beside an initializer they are what they are called.
+    // If there is an initializer too, `Constant` nodes are not trained.
     let (said, made) = trained(&model(nodes("c"), vec![floats("c", &[4], 0.5)], 4), &[]);
     assert!(!said.contains("Constant"), "{said}");
     assert_eq!(output_names(&made), ["loss", "c.grad"]);
@@ -448,7 +448,7 @@ fn a_loss_is_of_the_output_that_is_named() {
         let grad = ["grad", arg(&path), "-o", arg(&train)];
         stderr(&[&grad[..], more].concat())
     };
-    // An output of integers is none, wherever it stands.
+    // An output of integers is never that of a loss, wherever it stands.
     for loss in ["mse", "cross-entropy"] {
         let mut first = product("w");
         let graph = first.graph.as_mut().expect("a graph");

@@ -74,7 +74,7 @@ fn old_files_are_checked_and_optimized() {
     assert!(text.contains("brought to version 9 first"), "{text}");
     let same = ["check", arg(&path), arg(&out), "--bind", "batch=3"];
     assert!(stdout(&same, 0).contains("the results are the same"));
-    // The row's numbers are not those of columns.
+    // The same numbers, one for each column, give something else.
     let mut other = old();
     let graph = other.graph.as_mut().expect("a graph");
     graph.node[0].attribute = vec![int("broadcast", 1)];

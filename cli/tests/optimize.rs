@@ -128,7 +128,7 @@ fn options_are_heeded() {
         .lines()
         .find(|rule| rule.starts_with("fold-constants "));
     assert!(line.is_some_and(|l| l.ends_with("become initializers, up to the fold limit")));
-    // Nothing shrinks to nothing.
+    // No file shrinks to nothing, so a growth of 0 is always exceeded.
     fs::remove_file(&out).expect("removed");
     let grown = ["optimize", arg(&path), "-o", arg(&out), "--max-growth", "0"];
     assert!(stderr(&grown).contains("the largest allowed growth is 0; nothing is written"));
@@ -169,7 +169,7 @@ fn each_file_of_inputs_is_a_run() {
             .flat_map(|file| ["--inputs".to_string(), file])
             .collect()
     };
-    // Runs that files of inputs are named for.
+    // The runs that name files of inputs.
     let runs = |first: &[&str], files: &[&Path]| -> Vec<String> {
         let files = inputs(files);
         let mut args = first.to_vec();

@@ -107,7 +107,7 @@ impl Scene {
         assert!(self.made.contains(&found), "{when}: neither old nor new");
     }
 
-    /// Asserts that a run that ends well leaves nothing else.
+    /// Asserts that a run that ends well leaves only the target and its data.
     fn ends_clean(&self) {
         let done = optimize(&self.models[0], &self.target()).status();
         assert!(done.expect("it starts").success());
@@ -125,7 +125,7 @@ fn a_killed_run_leaves_the_old_file_or_the_new_one() {
     for n in 0..n_runs() {
         let mut run = optimize(&scene.models[n as usize % 2], &scene.target());
         let mut run = run.spawn().expect("it starts");
-        // Over the whole run, the end of it more often.
+        // Kills are spread over the whole run, with more of them near its end.
         let part = f64::from(n * 37 % 101) / 100.0;
         std::thread::sleep(scene.took.mul_f64(1.1 * part.sqrt()));
         killed += u32::from(run.kill().is_ok());

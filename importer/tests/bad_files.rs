@@ -46,7 +46,7 @@ fn every_truncation_is_refused_or_imports_a_whole_model() {
                 let known = ["m.onnx is ", "m.onnx uses version 1 "];
                 assert!(known.iter().any(|k| text.starts_with(k)), "{n}: {text}");
             }
-            // Cut at a border of fields behind the graph: all that is read is there.
+            // Cut at the end of a field after the graph: all that is read is there.
             Ok(file) => assert_eq!(file.operators(), whole, "{n}"),
         }
     }

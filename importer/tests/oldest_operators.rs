@@ -81,7 +81,7 @@ fn a_second_operand_lies_along_the_dimension_that_is_named() {
         .map(|n| f64::from(n - 5) + f64::from(n / 3 % 2))
         .collect();
     assert_eq!(found, expected);
-    // Without a dimension it lies at the end.
+    // Without `axis`, it is aligned with the last dimensions.
     let found = result("Mul", &[&[2, 3], &[3]], vec![int("broadcast", 1)]);
     let expected: Vec<f64> = (0..6)
         .map(|n| f64::from(n - 2) * (f64::from(n % 3) - 0.5))

@@ -27,7 +27,7 @@ use std::path::Path;
 /// Versions of the standard's operators whose meaning is known here.
 pub const OPSETS: std::ops::RangeInclusive<i64> = 7..=28;
 
-/// How bad it is.
+/// How bad a problem is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
@@ -37,14 +37,14 @@ pub enum Severity {
     Note,
 }
 
-/// Something about a file.
+/// An error or a note about a file.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Problem {
     /// How bad it is.
     pub severity: Severity,
     /// The place: a node, a tensor, the file.
     pub place: String,
-    /// What.
+    /// What is wrong or odd.
     pub message: String,
 }
 
@@ -62,7 +62,7 @@ pub fn problems(model: &Model) -> Vec<Problem> {
     list.finish()
 }
 
-/// What is wrong with a file, whatever versions it has; for one that is raised to a known version.
+/// What is wrong with a file apart from its versions, for a file that is raised to a known version.
 pub fn errors_of_any_version(model: &Model) -> Vec<Problem> {
     let mut list = Problems::default();
     collect(model, &mut list);
@@ -133,7 +133,8 @@ fn calls_in_a_circle(model: &ModelProto) -> Option<String> {
         let called = open.entry((&f.domain, &f.name, &f.overload)).or_default();
         calls(&f.node, called);
     }
-    // A function is done when all that it calls is: what is never done is in a circle or calls one.
+    // A function is done when all functions that it calls are done. One that never is done is in a circle or calls into
+    // one.
     let names: BTreeSet<Name> = open.keys().copied().collect();
     let mut callers: BTreeMap<Name, Vec<Name>> = BTreeMap::new();
     for (name, called) in &mut open {
@@ -174,8 +175,8 @@ pub fn errors(model: &Model) -> Vec<Problem> {
     all
 }
 
-/// The model with the nodes of every body after those they read from, those without a reason to move
-/// in their order.
+/// The model with the nodes of every body sorted: each after those it reads from. Nodes keep their order unless they
+/// have to move.
 ///
 /// # Errors
 /// The nodes of a cycle.
@@ -186,7 +187,8 @@ pub fn sorted(mut model: ModelProto) -> Result<ModelProto, Vec<String>> {
     Ok(model)
 }
 
-/// The model with its nodes in an order in which they can run, as ONNX Runtime puts them too; as it is if there is none.
+/// The model with its nodes in an order in which they can run; ONNX Runtime sorts them too. If there is no such order,
+/// the model as it is.
 pub fn in_order(model: Model) -> Model {
     match sorted(model.proto.clone()) {
         Ok(proto) => model.with(proto),
@@ -213,7 +215,7 @@ fn sort(graph: &mut GraphProto) -> Result<(), Vec<String>> {
     Ok(())
 }
 
-/// Positions in an order in which nodes can run, nearest to the given one.
+/// Positions of the nodes in an order in which they can run, close to the given one.
 fn order(nodes: &[NodeProto]) -> Result<Vec<usize>, Vec<String>> {
     let outputs = |n: usize| nodes[n].output.iter().filter(|o| !o.is_empty());
     let makers: BTreeMap<&str, usize> = (0..nodes.len())
@@ -268,7 +270,7 @@ fn cycle(nodes: &[NodeProto], makers: &BTreeMap<&str, usize>, waits: &[usize]) -
 #[derive(Default)]
 struct Problems {
     list: Vec<Problem>,
-    /// Places and messages of the list: each is said once.
+    /// Places and messages that the list has already, so that each is reported once.
     said: BTreeSet<(String, String)>,
 }
 
@@ -301,7 +303,7 @@ impl Problems {
     }
 }
 
-/// What holds around a body.
+/// What surrounds a body.
 struct Around<'a> {
     model: &'a ModelProto,
     folder: &'a Path,
@@ -309,7 +311,7 @@ struct Around<'a> {
     imported: BTreeSet<String>,
     /// Values that bodies see from outside.
     values: BTreeSet<String>,
-    /// Whether an input may share its name with an initializer as its default, rather than must.
+    /// Whether an input may share its name with an initializer, its default. In older files it must.
     replaceable: bool,
 }
 

@@ -37,7 +37,7 @@ pub struct NodeCost {
     pub shape: Option<Vec<usize>>,
     /// Element type of its first output.
     pub element: Option<String>,
-    /// Products that are summed: of matrix products, convolutions and the like.
+    /// Multiply-adds: of matrix products, convolutions and the like.
     pub multiply_adds: u64,
     /// Elements it writes.
     pub elements: u64,
@@ -49,7 +49,7 @@ pub struct NodeCost {
     pub is_known: bool,
     /// How many bodies or functions it is inside.
     pub depth: usize,
-    /// Position of the node of the graph that it is or is inside of.
+    /// Position of the node in the graph, or of the graph's node that it is inside of.
     pub top: usize,
 }
 
@@ -66,7 +66,7 @@ pub struct Cost {
     pub bytes_least: u64,
     /// Largest sum of values that are alive at once, initializers aside.
     pub peak_bytes: u64,
-    /// Nodes of which some size does not follow: the sums are without them.
+    /// Nodes with a size that does not follow; the sums leave them out.
     pub n_unknown: usize,
 }
 
@@ -157,7 +157,7 @@ struct Counting<'a> {
     top: usize,
 }
 
-/// Bodies inside each other before giving up.
+/// Bodies inside each other, at most.
 const MAX_DEPTH: usize = 32;
 
 impl<'a> Counting<'a> {
@@ -228,7 +228,7 @@ impl<'a> Counting<'a> {
         let index = self.functions.index();
         let position = index.position(node)?;
         let extent = index.extent_of(position)?;
-        // What is inside of a function counts with it.
+        // The nodes inside of a function were counted with it.
         let n_nodes = if self.is_following { 0 } else { extent.n_nodes };
         let is_followed = index.is_followed(position, depth) && n_nodes <= self.n_open;
         self.n_open -= if is_followed { n_nodes } else { 0 };
@@ -423,7 +423,7 @@ const MOST_BYTES: u64 = 1 << 44;
 /// Values alive at a point of a body.
 struct Alive {
     last: BTreeMap<String, usize>,
-    /// A value that is a view, and whose elements it shows.
+    /// For each value that is a view: the value whose elements it shows.
     roots: BTreeMap<String, String>,
     bytes: BTreeMap<String, u64>,
     now: u64,

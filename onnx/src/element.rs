@@ -62,7 +62,7 @@ impl Element {
     }
 
     fn row(self) -> &'static (Element, i32, &'static str) {
-        // Every variant has a row, which a test asks for.
+        // Every variant has a row, which a test checks.
         ALL.iter().find(|(e, _, _)| *e == self).unwrap_or(&ALL[0])
     }
 

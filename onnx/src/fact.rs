@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// Integer tensors of up to this many elements are known element by element.
 pub const MAX_ELEMENTS: usize = 4096;
 
-/// A value of more dimensions is of an unknown number of dimensions here: a size in the file may ask for billions.
+/// The sizes of a value with more dimensions count as unknown, even their number: a file may ask for billions.
 pub const MAX_RANK: usize = 64;
 
 /// What is known of a value.

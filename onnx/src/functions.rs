@@ -6,7 +6,7 @@ use crate::proto::{AttributeProto, FunctionProto, GraphProto, NodeProto};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
-/// Nodes that following a call may take. Functions that call each other twice take twice as many with each level.
+/// Nodes that following a call may take. Where each function calls the next one twice, every level doubles them.
 pub const MOST_NODES: u64 = 1 << 17;
 
 /// How many calls of functions may be inside of each other. The standard allows no recursion.
@@ -80,7 +80,7 @@ impl<'m> Index<'m> {
         self.sum(nodes, self.extents())
     }
 
-    /// What it takes to follow a call of the function at that position, itself left out; `None` as for
+    /// What it takes to follow a call of the function at that position, not counting the call itself; `None` as for
     /// [`Index::extent`].
     pub fn extent_of(&self, position: usize) -> Option<Extent> {
         self.extents()[position]
@@ -95,7 +95,8 @@ impl<'m> Index<'m> {
     }
 
     /// Whether all nodes of the function at that position have a meaning, those of the functions it calls included.
-    /// `has_meaning` says so of a node that calls none, its bodies apart; it is always the same question.
+    /// `has_meaning` answers for a node that calls none, without its bodies. It must always be the same function: the
+    /// answers are kept.
     pub fn is_understood(&self, position: usize, has_meaning: fn(&NodeProto) -> bool) -> bool {
         fn all(
             index: &Index,
@@ -129,7 +130,7 @@ impl<'m> Index<'m> {
             self.calls(&self.all[n].node, &mut inner);
             open.extend(inner.into_iter().filter(|n| !reached[*n]));
         }
-        // One of a name that another has is never called, but goes and stays with it.
+        // A function whose name an earlier one has is never called, but is removed or kept with that one.
         let first = |f: &FunctionProto| {
             let key = (f.domain.as_str(), f.name.as_str(), f.overload.as_str());
             self.positions.get(&key).copied()
@@ -299,7 +300,7 @@ mod tests {
             let graph = model.proto.graph.expect("a graph");
             Index::new(&model.proto.functions).extent(&graph.node)
         };
-        // Calls: 1 + 2 + 4 + 8, the last of which are of one node each.
+        // Calls: 1 + 2 + 4 + 8, and the last 8 are of functions of one node.
         let found = extent(4, 2).expect("no circle");
         assert_eq!((found.n_nodes, found.n_calls_inside), (23, 4));
         assert_eq!(extent(100, 2).expect("no circle").n_nodes, u64::MAX);
@@ -316,7 +317,7 @@ mod tests {
         assert_eq!(counted(30), (1, 1));
     }
 
-    /// What optimizing such a model takes on this thread, in looks at functions.
+    /// How often optimizing such a model looks at functions on this thread.
     fn work(n_functions: usize, n_calls: usize, verifying: Option<verify::Options>) -> u64 {
         let model = nested(n_functions, n_calls).model();
         let options = Options {
@@ -333,7 +334,7 @@ mod tests {
         work
     }
 
-    /// What is done with functions in each other must not take work that is exponential in their number, nor its cube.
+    /// Work on nested functions must grow neither exponentially with their number nor with its cube.
     #[test]
     fn functions_in_each_other_are_not_followed_without_end() {
         // The cube of twice as many is 8 times as much; four more functions, each called twice, are 16 times as many

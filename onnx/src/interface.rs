@@ -54,7 +54,7 @@ fn inputs(model: &ModelProto) -> Vec<&ValueInfoProto> {
         .collect()
 }
 
-/// Whether every operator set of the original has its version; a target may bring a new one.
+/// Whether every operator set of the original keeps its version; a target may add a new set.
 fn versions(before: &ModelProto, after: &ModelProto) -> bool {
     let of = |model: &ModelProto, domain: &str| {
         let mut sets = model.opset_import.iter();

@@ -109,7 +109,7 @@ pub struct Figures {
     pub bytes_moved: u64,
     /// Largest sum of activations alive at once, at the counted sizes.
     pub peak_bytes: u64,
-    /// Nodes whose sizes do not follow, which the three sums above are without.
+    /// Nodes whose sizes do not follow; the three sums above leave them out.
     pub n_unknown: usize,
     /// Bytes of the file and its external data; of a model that is not written yet, an estimate.
     pub file_bytes: u64,
@@ -165,11 +165,11 @@ pub struct Summary {
     pub untried: Vec<String>,
     /// Runs that were left out, since the original does not run there: which, and why.
     pub left_out: Vec<String>,
-    /// Outputs that rounding alone moves far, which were compared with what it does.
+    /// Outputs that rounding alone moves far. They were compared with how far it moves them.
     pub unsettled: Vec<Unsettled>,
     /// Runs in which the models were compared; empty if not verified.
     pub runs: Vec<String>,
-    /// Sizes of the inputs at which was counted, by name.
+    /// Sizes of the inputs, by name, at which the figures were counted.
     pub shapes: BTreeMap<String, Vec<usize>>,
     /// The file that was read.
     pub before: Figures,
@@ -201,7 +201,7 @@ impl Summary {
                 self.after.bytes_moved,
             ),
         ];
-        // Sums over different sets of nodes say nothing about each other, which is said instead.
+        // Sums over different sets of nodes cannot be compared; a sentence says so instead.
         let comparable = self.before.n_unknown == self.after.n_unknown;
         let grown = numbers
             .iter()
@@ -224,8 +224,8 @@ impl Summary {
 }
 
 impl Summary {
-    /// What grew by the largest factor, and the factor: the file, peak memory or bytes moved. `None` if the
-    /// last two cannot be compared. What was nothing and is something grew without bound.
+    /// What grew by the largest factor, and the factor: the file, peak memory or bytes moved. `None` if the last two
+    /// cannot be compared. A number that was 0 before grew by an infinite factor.
     pub fn most_growth(&self) -> Option<(&'static str, f64)> {
         let factor = |before: u64, after: u64| match (before, after) {
             (_, 0) => 0.0,
@@ -276,7 +276,7 @@ pub enum GrowthError {
         /// The largest factor allowed.
         most: f64,
     },
-    /// Sizes of other nodes follow than before.
+    /// Before and after, sizes are known for different nodes, so the numbers cannot be compared.
     #[error(
         "cannot tell whether memory and bytes moved grow by more than {most}, since sizes of some nodes are \
          not known; nothing is written. Give the inputs' dynamic sizes, or no limit for growth"
@@ -341,7 +341,7 @@ pub fn optimize(
     };
     if let Some(problem) = check::errors(&after).into_iter().next() {
         let problem = problem.to_string();
-        // A mistake of ours only where the original means something.
+        // It is a mistake of ours only if the original runs.
         return Err(
             match verify::made_up(&model, 0, &verify::Options::default()) {
                 Ok(_) => broken(problem),
@@ -384,7 +384,7 @@ fn known_rules(names: &BTreeSet<String>) -> Result<(), OptimizeError> {
     }
 }
 
-/// A model of which nothing is wrong.
+/// A model in which nothing is wrong.
 struct Sound {
     /// The model with its nodes in order and operators of a known version.
     model: Model,

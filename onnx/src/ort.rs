@@ -1,6 +1,6 @@
 //! ONNX Runtime as a witness and a clock: a Python with the package `onnxruntime` runs the models.
 //!
-//! A process of its own, so that nothing of it is linked, and a model that kills it kills only it. The
+//! It is a process of its own: nothing of it is linked, and a model that makes it crash ends only that process. The
 //! oracle runs without ONNX Runtime's own optimizations, the clock with all of them.
 
 use crate::evaluate::Values;
@@ -47,7 +47,7 @@ pub enum RuntimeError {
     Refused(String),
 }
 
-/// The working folder, which `-c` puts on the path, may hold modules of the names that are imported.
+/// `-c` puts the working folder on the path, and it may hold modules with the names of those imported here.
 const SCRIPT: &str = concat!(
     "import sys\nsys.path[:] = [folder for folder in sys.path if folder]\n",
     include_str!("ort.py")

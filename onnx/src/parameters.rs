@@ -1,4 +1,4 @@
-//! Which stored numbers of a file a training step changes: its parameters, and what is none.
+//! Which stored tensors of a file a training step changes (its parameters), and which it leaves alone.
 //!
 //! A mark of PyTorch's exporter decides if there is one. Else what reads a tensor decides, then what it holds, then its
 //! name. Owns this rule, which `docs/src/onnx.md` tells users; runs nothing.
@@ -23,13 +23,13 @@ pub enum NotTrained {
     Statistic,
     /// Batch normalization updates it, and other operators read it too: equal arrays that an exporter stored as one.
     AlsoStatistic,
-    /// Operators read it only as a limit, a scale, or something else that no parameter is.
+    /// Operators read it only as a limit, a scale, or something else that is never a parameter.
     Setting,
     /// It is multiplied with positions, and only sines and cosines read the products.
     Frequency,
     /// Its columns are sines and cosines of positions.
     Sinusoid,
-    /// It holds −∞ or what stands for it, or it is a triangle of ones.
+    /// It holds −∞ or a number that stands for it, or it is a triangle of ones.
     Mask,
     /// The exporter marked it as a buffer or as a constant.
     Buffer,
@@ -86,11 +86,11 @@ pub struct Shared {
 /// What is known of the real numbers that a file stores, as initializers or as `Constant` nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parameters {
-    /// What is no parameter, and why.
+    /// Tensors that are not parameters, and why.
     pub left_out: BTreeMap<String, NotTrained>,
-    /// What the exporter marked as a parameter.
+    /// Tensors that the exporter marked as parameters.
     pub marked: BTreeSet<String>,
-    /// What is not left out, though batch normalization reads it as a running statistic.
+    /// Parameters that batch normalization reads as running statistics, too.
     pub also_statistics: BTreeSet<String>,
     /// Parameters that several nodes read, in the file's order.
     pub shared: Vec<Shared>,
@@ -170,7 +170,7 @@ fn why_not<'m>(
     if !is_weight && is_made_up(name, uses::n_elements(tensor)) {
         return Some(NotTrained::Constant);
     }
-    // Constants without a dimension are never trained, so that nothing needs to be said of them.
+    // Nothing needs to be said of `Constant` nodes without a dimension: they are never trained.
     (tensor.dims.is_empty() && !uses.is_made(name)).then_some(NotTrained::Number)
 }
 

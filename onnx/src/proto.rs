@@ -409,7 +409,7 @@ pub struct DimensionProto {
 }
 
 impl DimensionProto {
-    /// The name of the size. What exporters write where they know no name is none: two sizes `?` need not be equal.
+    /// The name of the size; `None` for what exporters write if they know no name: two sizes `?` need not be equal.
     pub fn name(&self) -> Option<&str> {
         match &self.value {
             Some(Dimension::DimParam(name)) => {

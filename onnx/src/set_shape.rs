@@ -1,7 +1,7 @@
 //! Sizes of a model's inputs fixed on request.
 //!
-//! Owns which dynamic sizes of a file become numbers: those of the inputs that are named, and with a size that has a
-//! name all others of that name. Never touches nodes: what follows from the sizes is for the rewriting.
+//! Owns which dynamic sizes of a file become numbers: those of the inputs that are given sizes, and every other size of
+//! the same name. Never touches nodes: what follows from the sizes is for the rewriting.
 
 use crate::proto::{
     Dimension, DimensionProto, ModelProto, TensorShapeProto, TypeProto, ValueInfoProto,

@@ -27,7 +27,7 @@ pub struct Stored {
     decoded: OnceLock<Tensor>,
     /// The first bytes of elements in another file, once they were asked for; `None` if there are none.
     head: OnceLock<Option<(External, Vec<u8>)>>,
-    /// The one element that all are equal to, where none is stored.
+    /// The value of all elements, if they are equal and not stored one by one.
     every: Option<Tensor>,
 }
 
@@ -144,7 +144,7 @@ impl Stored {
         let tensor = match &self.every {
             Some(every) => {
                 let (shape, n) = sizes(&self.proto.dims)?;
-                // A few bytes name any number of elements.
+                // A few bytes can claim any number of elements.
                 if n.saturating_mul(every.n_bytes_in_memory()) > ALWAYS {
                     return Err(format!("its {n} elements are too many to write out"));
                 }
@@ -158,8 +158,8 @@ impl Stored {
         Ok(tensor)
     }
 
-    /// Whether type, sizes and elements are the same bit by bit. Of elements in other files no more is read
-    /// than tells them apart.
+    /// Whether type, sizes and elements are the same bit by bit. Reads no more of elements in other files than is
+    /// needed to tell them apart.
     pub fn same_elements(&self, other: &Stored) -> bool {
         let (a, b) = (&self.proto, &other.proto);
         if (a.data_type, &a.dims) != (b.data_type, &b.dims) {
@@ -237,7 +237,7 @@ pub fn dense(sparse: &SparseTensorProto, folder: &Path) -> Result<Tensor, String
     } else {
         1
     };
-    // Position n of the elements is that of the last one given for it, or of the zero at the end.
+    // For each position, the number of the last element given for it, or that of the zero at the end.
     let mut from = vec![values.len(); n];
     if rank == 0 || given.len() != values.len() * rank {
         return Err("it does not have coordinates for each of its values".to_string());
@@ -337,7 +337,7 @@ impl External {
         of_parts(element, self.length as usize, |part| file.read_exact(part))
     }
 
-    /// Whether as many bytes are the same in another range.
+    /// Whether another range holds the same bytes.
     fn same_bytes(&self, other: &External) -> std::io::Result<bool> {
         const PART: u64 = 1 << 16;
         let (mut a, mut b) = (self.open()?, other.open()?);
@@ -442,7 +442,7 @@ mod tests {
         let [a, b, others @ ..] = [0, 1, 2, 3, 4].map(|k| external(folder.path(), 4 * N * k, N));
         assert!(a.same_elements(&b) && b.same_elements(&a) && a.same_elements(&a));
         assert!(!others.iter().any(|other| a.same_elements(other)));
-        // The form in which the model itself would store the elements.
+        // The tensor as the model itself would store it.
         let tensor = b.tensor().expect("read");
         assert!(Stored::of_tensor("own", tensor).same_elements(&a));
         assert!(!a.same_elements(&external(folder.path(), 0, N - 1)));

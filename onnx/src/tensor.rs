@@ -1,6 +1,6 @@
 //! Tensors in memory: a shape and elements of one type.
 //!
-//! Owns the way between a tensor and its protobuf form. Never reads files: see `data.rs` for elements
+//! Owns the way between a tensor and its protobuf form. Never reads files: see `stored.rs` for elements
 //! that are stored beside a model.
 
 use crate::element::Element;

@@ -91,7 +91,7 @@ fn chosen(scores: &[f32], most: i64, overlap: f32, score: Option<f32>) -> Vec<i6
 fn boxes_that_overlap_more_than_the_threshold_are_left_out() {
     let scores = [0.9, 0.8, 0.7];
     assert_eq!(chosen(&scores, 9, 0.4, None), [0, 0, 0, 2]);
-    // Half of what both cover is common: not more than the threshold.
+    // The common area is half of what both cover: not more than the threshold.
     assert_eq!(chosen(&scores, 9, 0.5, None), [0, 0, 0, 1, 0, 2]);
 }
 

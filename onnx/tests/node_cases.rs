@@ -456,7 +456,7 @@ fn damaged_node_cases_do_not_panic() {
         .collect();
     entries.sort();
     let mut by_operator: BTreeMap<String, usize> = BTreeMap::new();
-    // Two cases of an operator show what more of them would.
+    // Two cases of an operator are enough.
     entries.retain(|at| {
         let seen = by_operator
             .entry(operators(at).unwrap_or_default())

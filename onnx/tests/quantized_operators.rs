@@ -54,7 +54,7 @@ fn stored(a: &[usize], b: &[usize]) -> Vec<TensorProto> {
     ]
 }
 
-/// The output of a node, and whether its type and sizes are inferred.
+/// The output of a node. Checks that its type and sizes are inferred.
 fn output(op: &str, inputs: &str, stored: Vec<TensorProto>, given: &[(&str, &[i64])]) -> Tensor {
     let attribute = |(name, values): &(&str, &[i64])| AttributeProto {
         name: name.to_string(),

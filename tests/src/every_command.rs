@@ -30,7 +30,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// `work` gives something where the command came to a result.
+    /// Runs `work`, which returns something if the command came to a result.
     fn try_out<T: Send>(
         &mut self,
         command: &str,

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 pub struct Attributes(BTreeMap<String, Vec<AttributeProto>>);
 
 impl Attributes {
-    /// What the nodes of these models have.
+    /// The attributes that the nodes of these models have.
     pub fn new<'m>(models: impl Iterator<Item = &'m ModelProto>) -> Attributes {
         let mut all: BTreeMap<String, Vec<AttributeProto>> = BTreeMap::new();
         for node in models.flat_map(|m| &m.graph).flat_map(|g| &g.node) {
@@ -66,7 +66,7 @@ fn sizes(model: &mut ModelProto, random: &mut Random) {
     }
 }
 
-/// The integers of an initializer; an input of integers becomes one.
+/// Changes the integers of an initializer; an input of integers is made an initializer first.
 fn stored(model: &mut ModelProto, random: &mut Random) {
     let Some(graph) = &mut model.graph else {
         return;
@@ -180,7 +180,7 @@ fn change(attribute: &mut AttributeProto, random: &mut Random) {
         kind::GRAPH => attribute.g = Some(GraphProto::default()),
         kind::FLOATS => attribute.floats = (0..n).map(|_| random.float()).collect(),
         kind::INTS => {
-            // One number in all places, or others in each.
+            // The same number in all places, or one number each.
             let (same, number) = (random.below(2) == 0, random.extreme());
             let mut one = || if same { number } else { random.extreme() };
             attribute.ints = (0..n).map(|_| one()).collect();

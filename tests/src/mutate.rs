@@ -161,7 +161,7 @@ fn entries(graph: &mut GraphProto, names: &[String], random: &mut Random) {
             graph.input.extend(copy);
         }
         3 if !graph.input.is_empty() => {
-            // A value that was given becomes one that is stored.
+            // An input becomes an initializer.
             let at = random.below(graph.input.len());
             let name = graph.input.remove(at).name;
             graph.initializer.push(TensorProto {

@@ -30,7 +30,7 @@ pub struct StoredCase {
 /// The cases of a file.
 ///
 /// # Errors
-/// It is none.
+/// The bytes are no such file.
 pub fn stored_cases(bytes: &'static [u8]) -> Result<Vec<StoredCase>, prost::DecodeError> {
     Cases::decode(Bytes::from_static(bytes)).map(|cases| cases.case)
 }

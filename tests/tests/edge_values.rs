@@ -1,5 +1,5 @@
-//! Infinities, ties, overflow, empty dimensions, negative axes: what ONNX Runtime makes of them, files evaluated here
-//! and compiled kernels do too. The cases are those of `importer/tests/data/edges.py`; `importer/tests/operators.rs`
+//! Infinities, ties, overflow, empty dimensions, negative axes: files evaluated here and compiled kernels give what
+//! ONNX Runtime gives. The cases are those of `importer/tests/data/edges.py`; `importer/tests/operators.rs`
 //! interprets them.
 
 use bytes::Bytes;
@@ -68,7 +68,7 @@ fn kernels_give_what_onnx_runtime_gives() {
     let mut wrong = Vec::new();
     for (sets, cases) in &groups {
         if let Err(what) = compiled(&together(sets, cases)) {
-            // Which ones they are.
+            // Finds out which cases are wrong.
             let each = cases.iter().map(|(name, case)| (name, compiled(case)));
             let failed = each.filter_map(|(name, done)| Some(format!("{name}: {}", done.err()?)));
             let failed: Vec<String> = failed.collect();

@@ -2,10 +2,11 @@
 //! result, never a panic, a hang, or more memory than a file may take.
 //!
 //! The models are a few files of this repository and the standard's node cases, in the folder that
-//! `SHORTHAUL_NODE_CASES` names (`cargo xtask test` writes them). Which damage is done follows from a number.
+//! `SHORTHAUL_NODE_CASES` names (`cargo xtask test` writes them). Each damage follows from its number.
 //! `SHORTHAUL_MUTATIONS` says how many damaged files there are, or which ones (`1200..1201`); `cargo xtask
-//! mutations` sets it. `SHORTHAUL_EXTREMES` and `cargo xtask extremes` do the same for extreme attributes. Each file is looked at by a process of its own kind (`src/bin/every_command.rs`), which may
-//! die or hang without taking the test with it. A file with a problem is kept beside the test's other outputs.
+//! mutations` sets it. `SHORTHAUL_EXTREMES` and `cargo xtask extremes` do the same for extreme attributes. Another
+//! process looks at each file (`src/bin/every_command.rs`), which may die or hang without taking the test with it. A
+//! file with a problem is kept beside the test's other outputs.
 
 use onnx::proto::ModelProto;
 use prost::Message;
@@ -26,9 +27,9 @@ use tests::mutate::{Random, mutate};
 const USUAL: usize = 2000;
 /// How many files with extreme attributes there are if nobody says.
 const USUAL_EXTREMES: usize = 400;
-/// Memory that the commands may take for a file, unless it is larger than a quarter of that.
+/// Most memory of the commands for one file; four times the size of the file if that is more.
 const MOST_MEMORY_KIB: usize = 1 << 20;
-/// What has not answered by then never will; the commands' own limit counts time on the processor.
+/// A process that has not answered by then is taken to hang; the commands' own limit counts time on the processor.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 #[test]
@@ -305,7 +306,7 @@ impl Looker {
         }
     }
 
-    /// The answer of a process that will give none.
+    /// The answer of a process that will give no more.
     fn ended(&mut self, mut answer: Answer, what: &str) -> Answer {
         // It may be gone already.
         let _ = self.process.kill();

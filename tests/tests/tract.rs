@@ -25,7 +25,7 @@ fn tolerance(dtype: DType) -> f64 {
 }
 
 /// Cases of the standard whose given outputs are ours, not tract's: it starts maxima of nothing with
-/// the smallest finite number and takes one order of depth for another.
+/// the smallest finite number and takes one mode of SpaceToDepth for the other.
 const TRACT_DIFFERS: [&str; 3] = [
     "test_reduce_max_empty_set",
     "test_reduce_min_empty_set",

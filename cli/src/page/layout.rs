@@ -111,7 +111,7 @@ pub fn place(sketch: &Sketch) -> Placed {
     }
 }
 
-/// Longest path from above; what has nothing above comes right before what needs it.
+/// The layer of each node: its longest path from above. A node with nothing above is put right before its first reader.
 fn layers(n: usize, edges: &[(usize, usize)]) -> Vec<usize> {
     let mut layer = vec![0usize; n];
     let mut sorted = edges.to_vec();
@@ -295,7 +295,7 @@ mod tests {
         let mut middle: Vec<f64> = placed.x[1..9].to_vec();
         middle.sort_by(f64::total_cmp);
         assert!(middle.windows(2).all(|w| w[1] - w[0] >= 100.0 + GAP - 1e-6));
-        // The ends stand over the middle.
+        // Both ends of the chain are in the middle of the width.
         assert!((placed.x[0] - placed.width / 2.0).abs() < 1.0);
     }
 

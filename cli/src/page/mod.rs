@@ -35,7 +35,7 @@ pub fn page(
         .replace("{{cards}}", &cards(&cost, model))
         .replace("{{rows}}", &rows(&shown, cost.bytes_moved))
         .replace("{{kernels}}", &kernel_section(kernels))
-        // What comes from the file comes last, so that nothing in it is taken for a place.
+        // Text of the file is put in last, so that nothing in it is taken for a placeholder of the template.
         .replace("{{script}}", include_str!("page.js"))
         .replacen("{{data}}", &data.replace('<', "\\u003c"), 1)
         .replacen("{{picture}}", &picture, 1)
@@ -64,7 +64,7 @@ fn escaped(text: &str) -> String {
         .replace('<', "&lt;")
         .replace('>', "&gt;")
         .replace('"', "&quot;")
-        // No place of the page's template comes from a file.
+        // No text of a file may look like a placeholder of the template.
         .replace("{{", "{\u{200b}{")
 }
 

@@ -7,7 +7,7 @@ use graph::ContainerId;
 use std::sync::Arc;
 
 impl Importer<'_> {
-    /// Appends the nodes of a body whose inputs are these values; the values of its outputs.
+    /// Appends the nodes of a body whose inputs are these values; returns the values of its outputs.
     ///
     /// # Errors
     /// The body does not fit, or a node of it cannot be imported, which is a problem of its own.

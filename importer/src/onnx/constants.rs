@@ -1,7 +1,7 @@
-//! Nodes of which every input is a number of the file, computed at import by the room `onnx`'s meaning of the operator.
+//! Nodes whose inputs are all numbers of the file, computed at import by the room `onnx`'s meaning of the operator.
 //!
-//! What a model computes of constants (a window, a table of angles) never reaches the graph, and what wants a constant
-//! may be computed. Initializers of floats are parameters, so they are not folded.
+//! What a model computes from constants (a window, a table of angles) never reaches the graph, and operands that have
+//! to be constant may be computed. Initializers of floats are parameters, so they are not folded.
 
 use super::node::NodeCx;
 use super::tensor::{dtype_of, element_of};

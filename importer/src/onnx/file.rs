@@ -127,7 +127,7 @@ impl File {
         given.map(declared).collect()
     }
 
-    /// Sizes of its inputs that are not numbers, in order; one that is met again is left out.
+    /// Sizes of its inputs that are not numbers, in order, each once.
     pub fn dynamic_sizes(&self) -> Vec<DynamicSize> {
         let stored = |name: &str| self.graph.initializer.iter().any(|t| t.name == name);
         let mut found: Vec<DynamicSize> = Vec::new();
@@ -205,8 +205,8 @@ impl File {
         &self.about
     }
 
-    /// The file with those initializers as parameters that have no dimension; without that they are constants of its
-    /// graph. Other names mean nothing.
+    /// The file with these initializers, which have no dimension, as parameters; the others without a dimension are
+    /// constants of its graph. Other names have no effect.
     pub fn with_scalar_parameters(mut self, names: impl IntoIterator<Item = String>) -> File {
         self.scalar_parameters.extend(names);
         self
@@ -217,8 +217,8 @@ impl File {
         self.scalar_parameters.contains(name)
     }
 
-    /// The file with initializers in the place of those `Constant` nodes that give real numbers and are `wanted`, by
-    /// the name of what they give and its shape; and these names, in order.
+    /// The file with `Constant` nodes of real numbers as initializers, as far as they are `wanted` by the name and the
+    /// shape of their output; and the names of these, in order.
     pub fn with_constants_stored(
         mut self,
         wanted: impl Fn(&str, &[i64]) -> bool,

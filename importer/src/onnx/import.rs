@@ -1,6 +1,6 @@
 //! From file to graph: inputs, initializers and nodes in the file's order, all problems collected.
 //!
-//! Operators are in [`super::operators`]; this file never knows one but by its rule.
+//! Operators are in [`super::operators`]; this file knows them by their rules only.
 
 use super::constants;
 use super::error::{OnnxError, Problem, UnsupportedOperator};
@@ -89,7 +89,7 @@ impl File {
         let file = normal.as_ref().unwrap_or(self);
         let mut unsupported = file.unsupported();
         if problem.is_some() {
-            // What the problem keeps from being inlined is told by the problem.
+            // The problem itself says what it keeps from being inlined.
             unsupported.retain(|entry| !entry.is_function);
         }
         let mut graph = Graph::new(identifier(&file.graph.name));
@@ -111,7 +111,7 @@ impl File {
         for (_, symbol) in &finished.sizes {
             graph.symbols.push(symbol.clone());
         }
-        // A seed is found late; parameters come after it all the same.
+        // A seed is added late, but parameters come after it.
         let inputs = finished.inputs.iter().map(|port| port.container);
         let parameters = finished.parameters.iter().map(|p| p.container);
         graph.inputs = inputs.chain(parameters).collect();
@@ -486,8 +486,8 @@ impl<'g> Importer<'g> {
         Ok(id)
     }
 
-    /// A stored tensor as data: real numbers with a dimension, or that are asked for, are parameters, all else is
-    /// constant.
+    /// A stored tensor as data: a parameter if it holds real numbers and has a dimension or is asked for as one;
+    /// otherwise a constant.
     fn parameter(&mut self, name: &str, stored: Arc<Stored>) -> Result<ContainerId, String> {
         let own = identifier(name);
         let has_place = !stored.shape().is_empty() || self.file.is_scalar_parameter(name);

@@ -77,7 +77,7 @@ mod tests {
         assert_eq!(names.symbol("past - 1"), "past___1_");
         assert_eq!(names.symbol("past + 1"), "past___1");
         assert_eq!(names.unnamed("x", 0), "x_dim0");
-        // A value for the size is given with the name that is told.
+        // Messages name the size as a caller gives it.
         assert_eq!(
             names.unnamed("Placeholder:0", 0),
             unnamed_size("Placeholder:0", 0)

@@ -42,7 +42,7 @@ pub struct NodeCx<'a, 'g> {
     seen: RefCell<BTreeSet<&'a str>>,
 }
 
-/// Attributes that change nothing here: precision hints, what weights' shapes say already, and
+/// Attributes that change nothing here: precision hints, what the shapes of weights show too, and
 /// what matters only in another mode of their operator.
 const HARMLESS: [&str; 10] = [
     "kernel_shape",
@@ -437,7 +437,7 @@ impl NodeCx<'_, '_> {
         builder.graph.add_constant(&name, value)
     }
 
-    /// Appends an operator of which nothing but an axis is said: `concat`, `gather`, `gather_elements`.
+    /// Appends an operator whose only attribute is an axis: `concat`, `gather`, `gather_elements`.
     pub fn along(
         &mut self,
         op: &str,
@@ -571,7 +571,7 @@ impl NodeCx<'_, '_> {
         self.importer.freeze();
     }
 
-    /// Makes a running statistic's latest value the one that `of(latest, batch)` gives.
+    /// Makes `of(latest, batch)` the latest value of a running statistic.
     pub fn follow_statistic(
         &mut self,
         statistic: ContainerId,

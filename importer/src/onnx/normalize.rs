@@ -1,8 +1,8 @@
 //! A file brought into the form that the rules of operators read: functions inlined, branches of known conditions
 //! taken, operators of version 13 or newer, loops and recurrent cells of a known length written out.
 //!
-//! Each of these is the `onnx` room's, on the file's own messages; this file owns their order, and that a file without
-//! need of them stays as it is. Inputs, outputs and initializers keep their names.
+//! The `onnx` room does each of these on the file's own messages. This file owns their order, and leaves a file as it
+//! is if it needs none of them. Inputs, outputs and initializers keep their names.
 
 use super::error::{FIRST_READ_OPSET, Problem};
 use super::file::File;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// The oldest version whose operators mean what they mean now.
 const FIRST_KNOWN_OPSET: i64 = *onnx::check::OPSETS.start();
 
-/// The rewrite that takes away what no rule reads.
+/// The rewrite that removes what no rule reads.
 const RULE: &str = "inline-branch";
 
 /// The file in that form, for these values of dynamic sizes; `None` if it has it already.

@@ -13,7 +13,7 @@ use graph::{Bindings, DType, SymExpr};
 /// An integer that is a sum of more terms is not known.
 const MAX_TERMS: usize = 32;
 
-/// Whether an operator makes whole numbers of whole numbers, by arithmetic or by moving them, also of floats.
+/// Whether an operator gives whole numbers for whole numbers, also for floats: by arithmetic or by moving them.
 fn keeps_whole(op: &str) -> bool {
     let is_arithmetic = matches!(op, "Add" | "Mul" | "Neg" | "Sub");
     let moves = matches!(op, "Concat" | "Gather" | "Reshape" | "Squeeze");
@@ -82,7 +82,7 @@ fn one(cx: &NodeCx, op: &str, x: &Ints) -> Folded {
                     let truth = every(&|e| Some(truth(compare("Equal", e, &0.into())? == 0)));
                     truth.map(|t| Ints { dtype, ..t })
                 }
-                // Numbers of the file are folded elsewhere, with floats of their own.
+                // Numbers of the file are folded elsewhere, which keeps floats exact.
                 d if d.is_float() && x.to_tensor().is_some() => None,
                 _ => Some(Ints { dtype, ..x.clone() }),
             }

@@ -1,7 +1,7 @@
 //! Sparse tensors of a file, written out: the rules read tensors with all their elements.
 //!
-//! A sparse initializer becomes a `Constant` node, so it is no parameter: training would fill in its zeros. A tensor that
-//! cannot be written out stays as it is, and the import names it.
+//! A sparse initializer becomes a `Constant` node, so it is no parameter: training would fill in its zeros. A tensor
+//! that cannot be written out stays as it is, and the import names it.
 
 use super::proto::{AttributeProto, GraphProto, NodeProto, SparseTensorProto};
 use onnx::proto::attribute_type;

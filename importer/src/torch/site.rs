@@ -357,8 +357,8 @@ impl Site<'_, '_> {
     }
 
     /// A uniform random number in [0, 1) for each element of a result of shape `shape`, the same along
-    /// dimensions of size 1, as an expression whose key is read from the seed, input `seed_input` of the operator. Keys as in
-    /// the operator `dropout`.
+    /// dimensions of size 1, as an expression. Its key is read from the seed, input `seed_input` of the operator.
+    /// Keys are made as in the operator `dropout`.
     pub fn uniform(&mut self, shape: &[SymExpr], seed_input: usize) -> (Expr, ContainerId) {
         let (seed, place) = self.random_place();
         let key = Expr::In(seed_input).add(Expr::int(place << 32));

@@ -11,8 +11,8 @@ use crate::infer::Opsets;
 use crate::proto::{AttributeProto, GraphProto, NodeProto, attribute_type};
 use std::ops::RangeInclusive;
 
-/// Whether a node is a layer normalization in a version of the standard that has none yet. ONNX Runtime runs it in every
-/// version, and its optimizer for transformers writes it into older files.
+/// Whether a node is a layer normalization in a version of the standard that has none yet. ONNX Runtime runs it in
+/// every version, and its optimizer for transformers writes it into older files.
 pub fn is_early(node: &NodeProto, opsets: &Opsets) -> bool {
     let versions = schemas::versions("", &node.op_type);
     let is_early = |first: &Schema| first.since > opsets.version("");
@@ -29,7 +29,7 @@ pub fn schema(node: &NodeProto, opsets: &Opsets) -> Result<Option<&'static Schem
     }
     let operator = qualified(node);
     let all = schemas::versions(&domain, &node.op_type);
-    // One that the standard never had is some runtime's own, which notes tell of.
+    // An operator that no version of the standard has belongs to some runtime; a note reports it.
     let Some(first) = all.first() else {
         return Ok(None);
     };
@@ -50,7 +50,7 @@ pub fn schema(node: &NodeProto, opsets: &Opsets) -> Result<Option<&'static Schem
     }
 }
 
-/// All in which a node differs from what the standard says of its operator.
+/// Every difference between a node and what the standard says of its operator.
 pub fn differences(node: &NodeProto, schema: &Schema) -> Vec<String> {
     let mut found = Vec::new();
     found.extend(ports(&node.input, &schema.inputs, ("input", "takes")));
@@ -78,7 +78,7 @@ fn body_problem(node: &NodeProto, schema: &Schema) -> Option<String> {
     let (inputs, outputs) = match node.op_type.as_str() {
         "If" => (0, node.output.len()),
         "Loop" => (node.input.len().max(2), node.output.len() + 1),
-        // In the first version lengths come before what the body takes.
+        // In the first version of Scan, an input of lengths comes before those that the body takes.
         "Scan" if schema.since == 8 => (node.input.len().saturating_sub(1), node.output.len()),
         "Scan" => (node.input.len(), node.output.len()),
         _ => return None,
@@ -92,7 +92,7 @@ fn body_problem(node: &NodeProto, schema: &Schema) -> Option<String> {
     ))
 }
 
-/// What is wrong with the number of inputs or outputs. Those left out at the end count for nothing.
+/// What is wrong with the number of inputs or outputs. Those left out at the end are not counted.
 fn ports(names: &[String], ports: &[Port], (what, takes): (&str, &str)) -> Option<String> {
     let n = names.iter().rposition(|name| !name.is_empty());
     let n = n.map_or(0, |last| last + 1);
@@ -125,7 +125,7 @@ fn attribute_problem(
 ) -> Option<String> {
     let name = &attribute.name;
     let Some(expected) = schema.attributes.get(name.as_str()) else {
-        // Names like this are a runtime's own.
+        // Attributes of such names belong to a runtime.
         let may_be = schema.is_open || name.starts_with("__");
         return (!may_be).then(|| format!("`{}` has no attribute `{name}`", node.op_type));
     };
@@ -163,8 +163,7 @@ fn kind(number: i32) -> Option<&'static str> {
     })
 }
 
-/// The types of what an attribute holds. A list without elements, or a value that is written by leaving
-/// it out, is not seen.
+/// The types of the values in an attribute. An empty list or a default that was not written cannot be seen.
 fn held(attribute: &AttributeProto) -> impl Iterator<Item = &'static str> {
     let a = attribute;
     let fields = [

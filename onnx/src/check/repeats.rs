@@ -31,8 +31,8 @@ pub fn difference((n, a): (usize, &TensorProto), (m, b): (usize, &TensorProto)) 
     format!("it is defined twice: initializers {n} and {m} of the file are {what}")
 }
 
-/// Removes every initializer that has the name of one before it in its body; gives the names. Of a file without errors
-/// these are the same.
+/// Removes every initializer that has the name of an earlier one in its body; returns the names. In a file without
+/// errors the two hold the same.
 pub fn remove(model: &mut ModelProto) -> BTreeSet<String> {
     let mut removed = BTreeSet::new();
     if let Some(graph) = &mut model.graph {

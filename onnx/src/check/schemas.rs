@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::sync::LazyLock;
 
-/// An operator in the version of its domain in which it came or was last changed.
+/// An operator in the version of its domain that added or last changed it.
 #[derive(Debug, Default)]
 pub struct Schema {
-    /// The version in which the operator came or was last changed.
+    /// The version that added or last changed the operator.
     pub since: i64,
     /// Whether it is no longer to be used.
     pub is_deprecated: bool,
@@ -73,7 +73,7 @@ pub struct Attribute {
 
 #[derive(Default)]
 struct Table {
-    /// Sets of element types; of those that nothing is computed with none is named.
+    /// Sets of element types, without those that are not computed with here.
     sets: Vec<BTreeSet<Element>>,
     /// Versions by domain and name, the oldest first.
     domains: BTreeMap<&'static str, BTreeMap<&'static str, Vec<Schema>>>,
@@ -81,7 +81,7 @@ struct Table {
 
 static TABLE: LazyLock<Table> = LazyLock::new(|| parsed(include_str!("schemas.txt")));
 
-/// The newest version of a domain that the table knows; that of the standard is empty.
+/// The newest version of a domain that the table knows; the standard's domain is the empty string.
 pub fn newest(domain: &str) -> Option<i64> {
     match domain {
         "" => Some(28),
@@ -110,7 +110,7 @@ impl Schema {
     }
 }
 
-/// How many values may be given where these are the ports; the end is `usize::MAX` if any number may.
+/// How many values may be given for these ports; the end is `usize::MAX` if there is no limit.
 pub fn counts(ports: &[Port]) -> RangeInclusive<usize> {
     let (mut least, mut most) = (0, ports.len());
     for (at, port) in ports.iter().enumerate() {
@@ -137,8 +137,8 @@ pub fn port(ports: &[Port], at: usize) -> Option<&Port> {
     ports.get(at).or_else(rest)
 }
 
-/// The table. Lines that do not have the form `onnx/schemas.py` describes add nothing; a test asks for
-/// none of them.
+/// The table. Lines that do not have the form `onnx/schemas.py` describes add nothing; a test checks that there are
+/// none.
 fn parsed(text: &'static str) -> Table {
     let mut table = Table::default();
     let (mut domain, mut name) = ("", "");

@@ -1,7 +1,7 @@
 //! Whether the sizes of a node's operands fit each other.
 //!
-//! Owns the operators where that is seen from sizes alone. Two sizes differ where both are numbers and
-//! not the same; of all others nothing is said.
+//! Owns the operators for which sizes alone show it. Two sizes differ if both are numbers and not equal; symbolic
+//! sizes are never compared.
 
 use super::types::text_of;
 use crate::attributes::{Attributes, is_standard};
@@ -177,7 +177,7 @@ fn no_axis(axis: i64, shape: &[SymExpr]) -> String {
 
 fn axis_problem(operands: &Operands) -> Option<String> {
     let shape = operands.shape(0)?;
-    // Compress has no axis unless one is given; the last one always is there.
+    // Without the attribute, Compress has no axis; -1 stands for one that always exists.
     let given = operands.int("axis", -1)?;
     (!shape.is_empty() && axis(given, shape.len()).is_none()).then(|| no_axis(given, shape))
 }
@@ -215,7 +215,7 @@ fn convolution(operands: &Operands) -> Option<String> {
     })
 }
 
-/// Whether a window has as many sizes as its operand has dimensions behind the first two.
+/// Whether a window has as many sizes as its operand has dimensions after the first two.
 fn window(operands: &Operands) -> Option<String> {
     let shape = operands.shape(0)?;
     let Some(rank) = shape.len().checked_sub(2).filter(|rank| *rank > 0) else {
@@ -251,7 +251,7 @@ fn reshape(operands: &Operands) -> Option<String> {
         (0, Some(kept)) if keeps => kept.as_const().and_then(|n| usize::try_from(n).ok()),
         (size, _) => usize::try_from(size).ok(),
     };
-    // -1 is no size: then what is left is taken.
+    // A size of -1 stands for what is left: then nothing is known to be wrong.
     let sizes_given: Option<Vec<usize>> = sizes.iter().enumerate().map(size).collect();
     let wanted = sizes_given?
         .iter()

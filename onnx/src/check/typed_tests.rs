@@ -1,4 +1,4 @@
-//! Each rule of nodes, types and sizes with a file that it alone refuses beside one that passes.
+//! For each rule of nodes, types and sizes: a file that only this rule refuses, and one that passes.
 
 use super::tests::{notes_of, problems_of};
 use crate::proto::{
@@ -137,7 +137,7 @@ fn a_node_has_the_attributes_of_its_operator() {
         joined(vec![]),
         "Concat → `y`: its attribute `axis` is missing"
     );
-    // The standard lets layer normalizations have others.
+    // The standard lets layer normalizations have attributes of other names.
     let normalized = with(
         node("LayerNormalization", &["a", "b"], "y"),
         vec![int("foo", 1)],
@@ -208,13 +208,13 @@ fn operands_are_of_the_types_an_operator_takes() {
 fn what_the_file_says_of_a_value_may_be_so() {
     let relu = |element, sizes: &str| one(18, node("Relu", &["a"], "y"), &[A], (element, sizes));
     assert_eq!(relu(F, "n 4"), "");
-    // Names say nothing.
+    // Names of sizes are not compared.
     assert_eq!(relu(F, "m k"), "");
     assert_eq!(
         relu(D, "n 4"),
         "Relu → `y`: its output `y`: the file declares double, but it is float"
     );
-    // Sizes are a hint, of an output too: runtimes warn and run.
+    // Sizes are only a hint, those of an output too: runtimes warn and run.
     let noted = |sizes: &str| {
         let made = model(
             18,
@@ -242,7 +242,7 @@ fn what_the_file_says_of_a_value_may_be_so() {
         (problems_of(made.clone()), notes_of(made))
     };
     assert_eq!(inner("n 4"), Default::default());
-    // What is said of inner sizes is only noted, and once, not of `y` too.
+    // What the file says of inner sizes is only noted, and only once: not for `y` too.
     let (wrong, noted) = inner("n 5");
     assert_eq!(wrong, "");
     assert!(noted.ends_with("the file declares the shape [n, 5], but it is [n, 4]"));

@@ -1,10 +1,9 @@
-//! Whether element types and sizes fit: those a node reads to its operator, those it gives to what the
-//! file says of them.
+//! Whether element types and sizes fit: what a node reads must fit its operator, what it gives must fit what the
+//! file says.
 //!
-//! Owns the walk over the graph, the bodies in it and the functions. Only what holds in every run is said:
-//! two types, two numbers of dimensions, two sizes that are both numbers. Names of sizes are never
-//! compared. After a node whose operands do not fit its outputs are unknown, so that each mistake is told
-//! once.
+//! Owns the walk over the graph, the bodies in it and the functions. Reports only what is wrong in every run: two
+//! types, two numbers of dimensions or two numeric sizes that differ. Names of sizes are never compared. The outputs
+//! of a node whose operands do not fit count as unknown, so that each mistake is reported once.
 
 use super::schemas::{Many, Schema, Type, port};
 use super::{OPSETS, Problems, nodes, sizes};
@@ -22,8 +21,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Lists what does not fit. Of a file in which anything else is wrong, no more is said than what can be
-/// seen from each node by itself.
+/// Lists what does not fit. If anything else is wrong with the file, only what each node shows by itself is listed.
 pub fn problems(model: &ModelProto, list: &mut Problems) {
     let unknowns = Unknowns::default();
     let is_sound = list.is_sound();
@@ -64,7 +62,7 @@ fn body_of(function: &FunctionProto) -> GraphProto {
 
 struct Typing<'a> {
     walk: Walk<'a>,
-    /// Whether anything is asked of values.
+    /// Whether types and sizes of values are checked.
     looks_at_values: bool,
 }
 
@@ -72,7 +70,7 @@ struct Typing<'a> {
 type Infos<'a> = BTreeMap<&'a str, Vec<&'a ValueInfoProto>>;
 
 impl Typing<'_> {
-    /// A body before whose first node this is known. Gives what is known after the last one.
+    /// Checks a body, with what is known before its first node. Returns what is known after the last one.
     fn body(&self, body: &GraphProto, facts: Facts, place: &str, list: &mut Problems) -> Facts {
         if !self.looks_at_values {
             for node in &body.node {
@@ -85,7 +83,7 @@ impl Typing<'_> {
         for info in body.value_info.iter().chain(&body.output) {
             infos.entry(&info.name).or_default().push(info);
         }
-        // What no node gives is there from the beginning.
+        // Outputs that no node gives are known from the beginning.
         for output in &body.output {
             let known = facts.get(&output.name).cloned();
             let at = || format!("{place}output `{}`", output.name);
@@ -99,7 +97,7 @@ impl Typing<'_> {
             self.node(node, facts, outputs, place, list);
             for (name, fact) in node.output.iter().zip(outputs) {
                 let infos = infos.get(name.as_str()).into_iter().flatten();
-                // What is said of a size is only a hint, to runtimes too, and often left over.
+                // Sizes in the file are only a hint, to runtimes too, and often out of date.
                 let (mut hints, mut wrong) = (Vec::new(), Vec::new());
                 for (matter, message) in infos.filter_map(|i| contradiction(fact, i)) {
                     match matter {
@@ -117,7 +115,7 @@ impl Typing<'_> {
         })
     }
 
-    /// A node before which `facts` are known, and which gives `outputs`.
+    /// Checks a node, where `facts` are known before it and `outputs` are what it gives.
     fn node(
         &self,
         node: &NodeProto,
@@ -244,14 +242,14 @@ fn never_taken<'n>(node: &'n NodeProto, facts: &Facts) -> Option<&'n GraphProto>
     Attributes::new(node).body(name)
 }
 
-/// Whether something of a node is what a call of its function says.
+/// Whether a node, or one in its bodies, takes an attribute from the call of its function.
 fn refers(node: &NodeProto) -> bool {
     let given = |node: &NodeProto| node.attribute.iter().any(|a| !a.ref_attr_name.is_empty());
     given(node) || bodies(node).flat_map(|b| &b.node).any(refers)
 }
 
-/// Initializers as far as sizes can follow from them: of large ones and of those in other files no element
-/// is there.
+/// Initializers, as far as sizes can follow from them: large ones and those in other files come without their
+/// elements.
 fn constants(body: &GraphProto) -> BTreeMap<String, Arc<Stored>> {
     let folder: Arc<Path> = Arc::from(Path::new("."));
     let plain = |t: &TensorProto| TensorProto {
@@ -315,7 +313,7 @@ fn types(node: &NodeProto, schema: &Schema, facts: &Facts, outputs: &mut [Fact])
     None
 }
 
-/// The types that are allowed, as text, if that one is not.
+/// If that element type is not allowed: the ones that are, as text.
 fn refused(schema: &Schema, kind: &Type, element: Element) -> Option<String> {
     let allowed = schema.allowed(kind)?;
     let names = || allowed.iter().map(ToString::to_string).collect::<Vec<_>>();
@@ -334,7 +332,7 @@ pub enum Matter {
     Sizes,
 }
 
-/// What the file says of a value that is never so.
+/// A statement of the file about a value that holds in no run.
 pub fn contradiction(fact: &Fact, info: &ValueInfoProto) -> Option<(Matter, String)> {
     let said = info.r#type.as_ref()?;
     let Some(tensor) = &said.tensor_type else {

@@ -40,7 +40,7 @@ fn a_product_reads_both_operands_and_writes_one() {
     let (x, w, h) = (3 * 4 * 4, 4 * 8 * 4, 3 * 8 * 4);
     assert_eq!(found.bytes_moved, (x + w + h) + (h + h));
     assert_eq!(found.bytes_least, x + w + h);
-    // The input goes when the product is there.
+    // The input is dropped once the product is computed.
     assert_eq!(found.peak_bytes, h + h);
 }
 
@@ -61,7 +61,7 @@ fn what_does_not_follow_is_counted_as_unknown() {
         ..node("Mystery", &["h"], "m")
     };
     let found = at_batch(&product(&[mystery], "m"), 3);
-    // Its sizes, and those of what follows: the output is declared, so that is known again.
+    // The unknown node and the one that reads it. The output's sizes are declared, so they are known again.
     assert_eq!(found.n_unknown, 2);
     assert!(!found.nodes[1].is_known);
     let open = cost(

@@ -21,7 +21,7 @@ pub enum ExtractError {
         /// What may have been meant.
         near: String,
     },
-    /// Nobody knows its type, which an input or output of a file has.
+    /// An input or output of a file needs a type, and that of this value is not known.
     #[error("the type of `{name}` is not known, so it cannot be an input or output of a file")]
     NoType {
         /// The value.
@@ -35,8 +35,8 @@ pub enum ExtractError {
     },
 }
 
-/// The part of a model that computes the values `to` from the values `from`. Of `to`, none stands for the model's own
-/// outputs; an input of the model that is needed besides `from` stays an input.
+/// The part of a model that computes the values `to` from the values `from`. An empty `to` stands for the model's own
+/// outputs. An input of the model that is needed besides `from` stays an input.
 ///
 /// # Errors
 /// See [`ExtractError`].

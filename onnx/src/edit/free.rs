@@ -20,7 +20,7 @@ pub type Names = Vec<Option<String>>;
 /// Why sizes stay fixed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum FreeError {
-    /// No input of that name, or of another number of dimensions.
+    /// No input has that name and that number of dimensions.
     #[error("there is no input `{name}` of {rank} dimensions; the inputs are {known}")]
     NoInput {
         /// What was given.

@@ -108,8 +108,8 @@ pub fn halve(
         }
         graph.node = halving.nodes;
         unread_goes(graph);
-        // Types of inner values are not what they were. What operators give that are not evaluated stays, and
-        // nothing else says its sizes.
+        // Types of inner values have changed. Those from operators that are not evaluated here stay, and nothing else
+        // says their sizes.
         let kept = graph.node.iter().filter(|n| operators::find(n).is_none());
         let kept: BTreeSet<&String> = kept.flat_map(|node| &node.output).collect();
         graph.value_info.retain(|info| kept.contains(&info.name));
@@ -168,7 +168,7 @@ impl Halving<'_> {
         let stays = !is_standard(node)
             || bodies(node).next().is_some()
             || is_random(node)
-            // Verification holds what such a node reads against the original, types too.
+            // Verification compares what such a node reads with the original, types too.
             || operators::find(node).is_none()
             || attributes.any(|name| asks_for_a_type.contains(&name))
             || node.input.iter().any(|name| self.is_too_large(name))
@@ -320,7 +320,7 @@ fn types_follow(schema: &'static Schema, ports: &Ports) -> bool {
     variables(&ports.outputs, &schema.outputs).is_subset(&given)
 }
 
-/// Casts and stored values that nothing reads are left out.
+/// Removes casts and stored values that nothing reads.
 fn unread_goes(graph: &mut GraphProto) {
     let mut read: BTreeSet<String> = graph.output.iter().map(|o| o.name.clone()).collect();
     let mut nodes: Vec<NodeProto> = Vec::new();
@@ -433,7 +433,7 @@ mod tests {
         assert_eq!(made.n_halved, 1, "{:?}", operators(&made));
     }
 
-    /// The halved model gives what the original gives, within a twentieth; its operators.
+    /// Checks that the halved model gives what the original gives, within a twentieth; returns its operators.
     fn is_near(trial: &Trial, half: Element) -> Vec<String> {
         let made = halved(trial, half, &[]);
         let model = trial.model();
@@ -451,7 +451,7 @@ mod tests {
 
     #[test]
     fn results_whose_type_does_not_follow_from_inputs_stay() {
-        // Without an attribute, what is filled in is f32.
+        // Without the attribute, the result is filled with f32.
         let trial = Trial::new(17).input("x", "2 4").node("s = Shape(x)");
         let trial = trial.node("z = ConstantOfShape(s)").node("a = Exp(x)");
         let trial = trial.node("y = Add(a, z)").output("y", "2 4");

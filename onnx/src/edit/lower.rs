@@ -173,13 +173,13 @@ impl Lowering<'_> {
         }
     }
 
-    /// Whether an attribute asks for what an operator without it does anyway.
+    /// Whether a node means the same without this attribute.
     fn is_idle(&self, node: &NodeProto, a: &AttributeProto, constants: &Constants) -> bool {
         let is_number = a.ints.is_empty() && a.s.is_none();
         match (a.name.as_str(), a.i) {
-            // Says something of 8-bit floats only, which came with it.
+            // It matters only for 8-bit floats, which are as new as it is.
             ("saturate", Some(1)) => true,
-            // A size of 0 stands for that of the input otherwise.
+            // Without it, a size of 0 in the shape stands for that of the input.
             ("allowzero", Some(1)) => {
                 let shape = node.input.get(1).and_then(|s| self.ints(s, constants));
                 shape.is_some_and(|shape| !shape.contains(&0))
@@ -189,7 +189,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Says in the words of version `since` what the node means, where defaults or names changed after it.
+    /// Writes the node as version `since` does, where defaults or names changed after it.
     fn reworded(&self, node: &mut NodeProto, since: i64) -> Result<(), &'static str> {
         let is_before = |version: i64| since < version && version <= self.from;
         match node.op_type.as_str() {
@@ -233,7 +233,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Before version 13 all dimensions from `axis` on were one: the same for the last.
+    /// Before version 13, all dimensions from `axis` on were taken as one. It is the same if `axis` is the last.
     fn flattening(&self, node: &mut NodeProto) -> Result<(), &'static str> {
         let rank = self.rank(node);
         let rank = rank.ok_or("needs an input whose number of dimensions is known")?;

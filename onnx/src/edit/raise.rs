@@ -104,8 +104,8 @@ pub fn version(model: &ModelProto) -> i64 {
     found.map_or(1, |set| set.version)
 }
 
-/// The version that files become whose own is too old to be known here: the first with constants of integers, which
-/// sizes are.
+/// Files of versions too old to be known here are raised to this one: the first that has constants of integers, which
+/// sizes need.
 pub const RAISED_TO: i64 = 9;
 
 /// A file of a version that is too old to be known here, in a known one; `None` if that is not needed, or if the file

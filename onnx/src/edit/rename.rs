@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 /// Why names stay.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RenameError {
-    /// Nothing is called so.
+    /// No input or output has that name.
     #[error("there is no input or output `{name}`; there are {known}")]
     Unknown {
         /// What was given.
@@ -18,7 +18,7 @@ pub enum RenameError {
         /// What there is.
         known: String,
     },
-    /// Something else is called so already.
+    /// Another value has the new name already.
     #[error("the name `{name}` is taken: another value of the file has it")]
     Taken {
         /// The new name.
@@ -26,7 +26,7 @@ pub enum RenameError {
     },
 }
 
-/// The model with inputs and outputs, of the first name of each pair, under the second one.
+/// The model with its inputs and outputs renamed, from the first name of each pair to the second.
 ///
 /// # Errors
 /// See [`RenameError`].
@@ -79,7 +79,7 @@ fn within(graph: &mut GraphProto, old: &str, new: &str) {
         .flat_map(|s| &mut s.values)
         .for_each(|tensor| change(&mut tensor.name));
     for annotation in &mut graph.quantization_annotation {
-        // One that cannot be read means nothing to anybody, and stays.
+        // An annotation that cannot be decoded says nothing to anybody, and stays.
         if let Ok(mut known) = TensorAnnotation::decode(annotation.clone()) {
             let before = known.clone();
             change(&mut known.tensor_name);

@@ -54,10 +54,10 @@ pub struct Changed {
 /// A model in 16-bit floats.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct InHalf {
-    /// What is computed in.
+    /// The type in which its nodes compute.
     #[serde(rename = "type")]
     pub element: String,
-    /// Nodes that do.
+    /// Nodes that compute in it.
     pub nodes: usize,
     /// Nodes with f32 that stay, by operator.
     pub kept_f32: BTreeMap<String, usize>,
@@ -125,7 +125,7 @@ pub enum RequestError {
 }
 
 impl Request {
-    /// The wanted part of a file, with fixed sizes and its nodes in order; names are those of the file still.
+    /// The wanted part of a file, with fixed sizes and its nodes in order, under the file's own names.
     ///
     /// # Errors
     /// There is no such part, or the sizes do not fit.
@@ -168,7 +168,7 @@ impl Request {
         let is_converted = self.opset.is_some() || self.half.is_some();
         if is_converted && !model.proto.functions.is_empty() {
             model = model.with(inline_all(&model.proto)?);
-            // Verification stops in front of what it does not know: inside of a function, no longer at its call.
+            // Verification cuts a model at what it does not know. With functions inlined, it cuts inside of them.
             if !is_all_known(&original) {
                 original = model.clone();
             }

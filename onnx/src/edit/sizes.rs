@@ -12,8 +12,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
-/// The model with a type for every value of its graph that one is known of; how many were added. What the file
-/// says already stays. Values inside of bodies and functions are left as they are.
+/// The model with a type written down for every value of its graph whose type is known, and how many were added.
+/// What the file says already stays. Values inside of bodies and functions are left as they are.
 pub fn with_sizes(model: &ModelProto, folder: &Arc<Path>) -> (ModelProto, usize) {
     let mut model = model.clone();
     let facts = known_values(&model, folder, &Unknowns::default());

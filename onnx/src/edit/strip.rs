@@ -1,11 +1,11 @@
-//! What a file says of itself and nobody computes with, left out.
+//! Removes what a file says of itself and no computation uses.
 
 use crate::attributes::bodies_mut;
 use crate::proto::{GraphProto, ModelProto};
 use crate::rewrite::TARGET_KEY;
 
-/// The model without documentation, metadata, names of nodes, and types of inner values. Which runtime it is meant
-/// for stays said.
+/// The model without documentation, metadata, names of nodes, and types of inner values. The entry that names
+/// the runtime it is meant for stays.
 pub fn strip(model: &ModelProto) -> ModelProto {
     let mut model = model.clone();
     model.doc_string.clear();

@@ -214,7 +214,7 @@ impl Program<'_> {
         Ok(carried)
     }
 
-    /// Values beside each other along a new axis; of none, the type says what they would have been.
+    /// Values stacked along a new axis; if there are none, their declared type gives the sizes.
     fn stacked(
         &self,
         flow: &Flow,

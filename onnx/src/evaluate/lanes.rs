@@ -31,7 +31,7 @@ pub fn run_in_step(lanes: &[Lane], wanted: &[&str]) -> Vec<Outcome> {
     let Some(first) = lanes.first() else {
         return Vec::new();
     };
-    // What is given decides which nodes run, so that other names make other walks.
+    // The names that are given decide which nodes run: lanes with other names are walked alone.
     let alike = |lane: &Lane| {
         std::ptr::eq(lane.program.graph, first.program.graph)
             && lane.feeds.keys().eq(first.feeds.keys())
@@ -164,7 +164,7 @@ fn give(
     lanes: &[Lane],
     scopes: &mut [Result<Scope, EvaluateError>],
 ) {
-    // Where elements only move, few of a large table may be left: they are widened after that.
+    // An operator that only moves elements may keep few of a large table: they are widened after it.
     let moves = operators::find(node).is_some_and(|o| matches!(o.symbolic, Symbolic::Moves(_)));
     let widen_now = lanes.len() > 1 && !moves;
     let mut read: Option<Result<Tensor, EvaluateError>> = None;

@@ -98,7 +98,7 @@ pub struct Program<'m> {
     folder: &'m Path,
     opsets: Opsets,
     precision: Precision,
-    /// Where roundings are not the usual ones.
+    /// Other roundings than the usual ones.
     perturbed: Option<Perturbed>,
     /// Initializers of the graph that were read, where all of them may be kept.
     kept: Option<Vec<OnceLock<Tensor>>>,
@@ -110,7 +110,7 @@ pub struct Program<'m> {
     deadline: Option<Instant>,
     /// The most bytes that values of a run took together.
     most_held: AtomicUsize,
-    /// Bytes of one value, at most; more where more is given.
+    /// Most bytes of one value; raised when larger values are given.
     most_bytes: AtomicUsize,
     /// First outputs of the If nodes that ran, with the condition's value.
     branches: Mutex<BTreeSet<(String, bool)>>,
@@ -119,7 +119,7 @@ pub struct Program<'m> {
 /// Bytes of decoded initializers that a program keeps from run to run, if all of them fit.
 const MOST_KEPT: usize = 256 << 20;
 
-/// Nodes that run, for each trip that a loop may take.
+/// Nodes that may run, for each trip that a loop may take.
 const STEPS_PER_TRIP: i64 = 64;
 
 /// A value may take this many times the bytes of what a program is given...
@@ -133,7 +133,7 @@ fn room_beside(graph: &GraphProto) -> usize {
     let bytes = |t: &TensorProto| {
         let n = crate::tensor::sizes(&t.dims).map_or(0, |(_, n)| n);
         let each = Element::of_number(t.data_type).and_then(Element::bytes);
-        // What a file claims to have is not yet there.
+        // Elements inside the file count with the bytes that are there, not with the sizes that it claims.
         match t.data_location {
             1 => n.saturating_mul(each.unwrap_or(1)),
             _ => t.encoded_len(),
@@ -280,7 +280,7 @@ impl<'m> Program<'m> {
         self.most_bytes.fetch_max(n_bytes, Ordering::Relaxed);
     }
 
-    /// Has room for what follows from these values.
+    /// Raises the limit on one value to what these values may lead to.
     fn make_room(&self, feeds: &Values) {
         let given = feeds.values().map(Tensor::n_bytes_in_memory);
         let given = given.fold(0usize, usize::saturating_add);
@@ -395,7 +395,7 @@ impl<'m> Program<'m> {
         })
     }
 
-    /// Refuses values of a body that together take more memory than there should be use for.
+    /// Refuses a body whose values together take more memory than they should need.
     fn has_room(&self, node: &NodeProto, scope: &Scope) -> Result<(), EvaluateError> {
         let most = self.most_bytes().saturating_mul(TIMES_HELD);
         self.most_held.fetch_max(scope.held, Ordering::Relaxed);

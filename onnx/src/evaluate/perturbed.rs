@@ -2,7 +2,7 @@
 //!
 //! Owns which operators round and how far. This is stochastic arithmetic (Vignes, "A stochastic arithmetic for
 //! reliable scientific computation", 1993): how far several such runs lie apart shows how far rounding alone moves an
-//! output. What an operator gives exactly, a position or the larger of two numbers say, stays as it is.
+//! output. What an operator gives exactly, such as a position or the larger of two numbers, stays as it is.
 
 use super::label;
 use crate::element::Element;
@@ -112,8 +112,8 @@ impl Perturbed {
             false => 0.0,
         };
         for value in &mut values {
-            // Small whole numbers come of masks, counts and their products, which are exact. Of large numbers many
-            // are whole only since the type has no room for a fraction.
+            // Small whole numbers come from masks, counts and their products, which are exact. Many large numbers are
+            // whole only because the type has no room for a fraction.
             let is_small_whole = *value == value.trunc() && value.abs() < smallest;
             if value.is_finite() && !is_small_whole {
                 *value += self.roundings * unit * least.max(value.abs()) * next(state);
@@ -128,8 +128,8 @@ fn is_exact(operator: &Operator) -> bool {
     matches!(operator.symbolic, Symbolic::Moves(_)) || EXACT.contains(&operator.name)
 }
 
-/// Bits of the significand, so that half a unit in the last place of 1 is 2 to the power of minus that; `None` if it is
-/// no float.
+/// Bits of the significand: half a unit in the last place of 1 is 2 to the power of minus this number. `None` for types
+/// that are not floats.
 fn n_bits(element: Element) -> Option<i32> {
     match element {
         Element::F64 => Some(53),

@@ -64,7 +64,7 @@ struct Broken {
 fn first_broken_field(bytes: &[u8]) -> Broken {
     let mut at = 0;
     let mut fields_read = 0;
-    // The graph is nearly all of a file: its own contents are where a fault is, if nothing above is.
+    // The graph is nearly all of a file: if no outer field is broken, the fault is inside the graph.
     let mut suspect = "byte 0".to_string();
     while at < bytes.len() {
         let start = at;

@@ -36,15 +36,15 @@ pub fn abandon(last: impl FnOnce()) {
     last();
 }
 
-/// So many folders of other programs or of earlier runs may be in the way.
+/// Most folders of other programs or of earlier runs that may be in the way.
 const MOST_TAKEN: usize = 100;
 
-/// Characters of the target's name in the folder's.
+/// Characters of the target's name that the folder's name repeats.
 const SHOWN_OF_NAME: usize = 40;
 
 /// End of the name of a file that was replaced.
 const OLD: &str = ".old";
-/// The file that a run holds a lock on while it lives; no target's name begins with a dot and is so long.
+/// The file that a run holds a lock on while it lives. No target has this name.
 const LOCK: &str = ".held-while-the-run-that-made-this-folder-lives";
 
 /// A folder for unfinished files; gone with what is in it if they are never finished.
@@ -161,8 +161,8 @@ impl Part {
     }
 }
 
-/// Removes the folders that killed runs left for the file `name`, whose name starts so. The caller holds the lock of
-/// `folder`.
+/// Removes the folders that killed runs left for the file `name`; their names begin with `start`. The caller holds the
+/// lock of `folder`.
 fn remove_abandoned(folder: &Path, start: &str, name: &str) {
     let (head, tail) = (format!(".{start}."), ".part");
     let is_part = |name: &str| {
@@ -175,7 +175,7 @@ fn remove_abandoned(folder: &Path, start: &str, name: &str) {
             continue;
         }
         let path = item.path();
-        // Without the file its run was killed before it had made it, or while it removed the folder.
+        // There is no such file if the run was killed before it made the file, or while it removed the folder.
         let lock = File::options().write(true).open(path.join(LOCK));
         let is_held = match &lock {
             Ok(lock) => lock.try_lock().is_err(),

@@ -61,7 +61,7 @@ impl Staged {
         self.part.file(&self.name)
     }
 
-    /// Sizes.
+    /// How many bytes were written.
     pub fn written(&self) -> Written {
         self.written
     }
@@ -71,10 +71,10 @@ impl Staged {
         format!("{}.data", self.name)
     }
 
-    /// Has the file accompanied by external data. Gives the path to write it to, and its place.
+    /// Gives the file external data. Returns the path to write the data to, and its final place.
     ///
     /// # Errors
-    /// Nobody would find it beside that target, or its own place is taken.
+    /// Readers would not find the data beside that target, or its own place is taken.
     pub(super) fn with_data(&mut self) -> io::Result<(PathBuf, PathBuf)> {
         let Destination::File(file) = &self.target else {
             return Err(io::Error::other(

@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, chown};
 use std::path::{Path, PathBuf};
 
-/// So many links may lead to a file, as in Linux itself.
+/// Most links that may lead to a file, as in Linux itself.
 const MOST_LINKS: usize = 40;
 
 /// What is written to.

@@ -1,9 +1,9 @@
 //! Writing: initializers go from where they are to the target one by one, external data range by range.
 //!
 //! Field order: all of the model but its graph, the graph without initializers, the initializers. The
-//! same model gives the same bytes. External data goes to one file beside the target, each range once,
-//! those of at least [`ALIGNED_FROM`] bytes at multiples of [`ALIGNMENT`], unless they come from elsewhere
-//! than such an offset: nothing grows by padding that was not there.
+//! same model gives the same bytes. External data goes to one file beside the target, each range once.
+//! Ranges of at least [`ALIGNED_FROM`] bytes start at multiples of [`ALIGNMENT`] if they did so where they
+//! come from: no padding is added that was not there.
 
 use super::Model;
 use super::staged::{Staged, Written};
@@ -73,7 +73,7 @@ pub fn stage(model: &Model, path: &Path) -> Result<Staged, WriteError> {
     };
     let in_place = same(&model.path, path);
     let sources: Vec<&Path> = match in_place {
-        // Only a model that is itself replaced may lose its data.
+        // Only a target that is the model itself may replace files that the model reads.
         true => Vec::new(),
         false => model.stamps.files().collect(),
     };
@@ -124,7 +124,7 @@ fn refuse_to_lose(sources: &[&Path], target: &Path) -> Result<(), WriteError> {
     }
 }
 
-/// What was copied is what was read and proven.
+/// Checks that the files copied from are still those that were read and proven.
 fn unchanged(model: &Model, path: &Path) -> Result<(), WriteError> {
     match model.stamps.changed() {
         None => Ok(()),

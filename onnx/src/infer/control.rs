@@ -1,7 +1,7 @@
 //! What is known of the outputs of branches and loops.
 //!
-//! A loop's values keep the sizes that one pass through its body keeps, whatever the others are; what a
-//! body names by itself never leaves it.
+//! A value that a loop carries has the sizes that one pass through the body keeps, whatever the other sizes are.
+//! Sizes that a body names itself are unknown outside of it.
 
 use super::{Facts, Walk, declared};
 use crate::attributes::Attributes;
@@ -53,7 +53,7 @@ impl Walk<'_> {
         body.output.iter().map(output).collect()
     }
 
-    /// What both branches agree on, or what the one says that is always taken.
+    /// What both branches agree on; if one is always taken, what is known of its outputs.
     fn branches(&self, node: &NodeProto, facts: &Facts) -> Option<Vec<Fact>> {
         let attributes = Attributes::new(node);
         let branch = |name| Some(self.outputs(attributes.body(name)?, &[], facts));
@@ -68,7 +68,7 @@ impl Walk<'_> {
         Some(pairs.map(|(a, b)| self.agreed(a, b)).collect())
     }
 
-    /// What holds of two values.
+    /// What holds for both values.
     fn agreed(&self, a: &Fact, b: &Fact) -> Fact {
         let shape = match (&a.shape, &b.shape) {
             (Some(a), Some(b)) if a.len() == b.len() => {
@@ -94,7 +94,7 @@ impl Walk<'_> {
         let own = self.unknowns.count();
         let plain = |f: &Fact| Fact::new(f.element, f.shape.clone());
         let mut carried: Vec<Fact> = before.iter().map(plain).collect();
-        // Every round leaves less known, and most loops change sizes in the first one or never.
+        // Each round can only lose knowledge. Most loops change a size in the first round or never.
         for _ in 0..3 {
             let outputs = pass(&carried);
             let after = outputs.get(skip..skip + carried.len())?;
@@ -203,13 +203,13 @@ impl Walk<'_> {
     }
 }
 
-/// Whether a symbol is a size nothing is known of, made after the first `own` of them.
+/// Whether a symbol is an unknown size that was made after the first `own` of them.
 fn is_after(symbol: &Symbol, own: usize) -> bool {
     number_of_unknown(symbol).is_some_and(|n| n > own)
 }
 
-/// Whether what is known of `a` holds of `b` too, where sizes made after the first `own` unknown ones say
-/// nothing.
+/// Whether what is known of `a` holds for `b` too. Unknown sizes that were made after the first `own` of them fit any
+/// size.
 fn includes(a: &Fact, b: &Fact, own: usize) -> bool {
     let size =
         |(a, b): (&SymExpr, &SymExpr)| a == b || a.as_symbol().is_some_and(|s| is_after(s, own));

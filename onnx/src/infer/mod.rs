@@ -1,8 +1,7 @@
 //! What is known of every value of a body, from its inputs forward.
 //!
 //! Owns the walk, into branches, loops and local functions too; what an operator does is in `operators`.
-//! Never changes the body. Values that nothing
-//! is known of have the type the file declares for them, if it does.
+//! Never changes the body. A value of which nothing is known has the type that the file declares, if it declares one.
 
 mod control;
 mod unevaluated;
@@ -114,12 +113,12 @@ impl Facts {
         }
     }
 
-    /// Whether nothing is known: so around the graph of a model.
+    /// Whether nothing is known, as around the graph of a model.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty() && self.outer.as_ref().is_none_or(|o| o.is_empty())
     }
 
-    /// What is known of a value; of an unknown name, nothing.
+    /// What is known of a value; `None` for an unknown name.
     pub fn get(&self, name: &str) -> Option<&Fact> {
         let outer = || self.outer.as_ref()?.get(name);
         self.values.get(name).or_else(outer)
@@ -141,7 +140,7 @@ pub struct Walk<'a> {
     pub functions: Functions<'a>,
     /// Sizes nothing is known of.
     pub unknowns: &'a Unknowns,
-    /// Whether initializers that are also inputs are constants: so in files before version 4.
+    /// Whether initializers that are also inputs are constants, as in files before version 4.
     pub inputs_are_constant: bool,
 }
 
@@ -188,8 +187,8 @@ impl Walk<'_> {
         facts
     }
 
-    /// What is known after the last node of `body`, given what is known before the first one. `seen` gets
-    /// every node with what is known before it and of its outputs, of which the file has not been asked.
+    /// What is known after the last node of `body`, given what is known before the first one. Calls `seen` with every
+    /// node, what is known before it, and what is inferred of its outputs before the file's declarations are used.
     pub(crate) fn nodes(
         &self,
         body: &GraphProto,
@@ -372,9 +371,9 @@ pub(crate) fn is_too_long(size: &SymExpr) -> bool {
     terms.len() > MOST_TERMS || terms.iter().any(|(atoms, _)| atoms.len() > MOST_TERMS)
 }
 
-/// Whether sizes of what a node gives are decided by the elements it reads. What a file says of them, and
-/// of sizes that come of them, that there is one for each row say, held when it was written and need not
-/// hold again.
+/// Whether the sizes of a node's outputs depend on the elements it reads. What the file declares for such sizes, and
+/// for sizes computed from them (one for each row, say), was true for the data it was written with and may not be
+/// true for other data.
 fn counts_elements(node: &NodeProto) -> bool {
     let op = node.op_type.as_str();
     let counts = matches!(op, "Compress" | "NonMaxSuppression" | "NonZero" | "Unique");
@@ -387,13 +386,13 @@ pub fn is_random(node: &NodeProto) -> bool {
     op.starts_with("Random") || matches!(op, "Multinomial" | "Bernoulli")
 }
 
-/// Whether a node's output is a constant's quantized form made real: it stays behind its node, for that
-/// is how runtimes know quantized products, and it is smaller so.
+/// Whether a node makes floats of a constant's quantized form. The constant stays quantized before its node: this is
+/// how runtimes recognize quantized products, and it is smaller.
 pub fn is_dequantized(node: &NodeProto) -> bool {
     node.op_type == "DequantizeLinear"
 }
 
-/// Tells which sizes the inputs of a model name.
+/// Registers the sizes that the inputs of a model name.
 pub(crate) fn give_sizes(graph: &GraphProto, unknowns: &Unknowns) {
     let types = graph.input.iter().filter_map(|i| i.r#type.as_ref());
     let shapes = types.filter_map(|t| t.tensor_type.as_ref()?.shape.as_ref());

@@ -1,4 +1,4 @@
-//! Sizes of what operators give that are not evaluated here: text, trees, weights of four bits.
+//! Sizes of the outputs of operators that are not evaluated here: text, trees, weights of four bits.
 //!
 //! Verification makes up what such a node gives, in these sizes, and rewrites rely on them. So a row holds for every
 //! input that the operator takes. Element types are the standard's (`stated_types`), or in the row.
@@ -83,7 +83,7 @@ fn sizes(cx: &Inference) -> Option<Sizes> {
             let width = cx.shape(1)?.get(1)?.as_const()?;
             let mut shape = first()?;
             *shape.get_mut(2)? = SymExpr::constant(width / 3);
-            // The keys and values of the past, as one tensor, are left out.
+            // The second output, past keys and values in one tensor, stays unknown.
             vec![(cx.element(3), Some(shape)), (None, None)]
         }
         ("com.microsoft", "DynamicQuantizeLSTM") => recurrent(cx)?,

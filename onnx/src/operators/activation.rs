@@ -49,7 +49,8 @@ pub fn clipped<R: Real>(x: R, low: R, high: R) -> R {
 }
 
 impl<R: Real> Activation<R> {
-    /// The activation of that name, with its parameters or their defaults, each taken if it has one.
+    /// The activation of that name. Takes the next of `alphas` and `betas` where it has such a parameter; the default
+    /// if none is left.
     ///
     /// # Errors
     /// The name is not known.

@@ -21,7 +21,7 @@ pub const ROWS: &[Operator] = &[
         super::movement::same,
         |call| in_real!(call.input(0)?.element(), R => rotary::<R>(call, [1, 2, 3])),
     ),
-    // Positions come first there.
+    // In ONNX Runtime's own operator, positions come before cosines and sines.
     Operator::new(
         "RotaryEmbedding",
         super::movement::same,
@@ -439,10 +439,10 @@ fn rotary<R: Real>(call: &Call, at: [usize; 3]) -> Result<Vec<Tensor>, String> {
     for n in 0..y.batch * y.heads * y.length {
         let (batch, l) = (n / (y.heads * y.length), n % y.length);
         let row = match &positions {
-            // Angles of one batch are those of all.
+            // One batch of angles serves all batches.
             None if rows == y.length => l as i64,
             None => (batch * y.length + l) as i64,
-            // One first position for all, or one for each vector.
+            // One first position for all vectors, or a position for each vector.
             Some(p) if p.len() == 1 => p[0] + l as i64,
             Some(p) => *p.get(batch * y.length + l).unwrap_or(&-1),
         };

@@ -15,7 +15,7 @@ use std::thread::LocalKey;
 const DEPTH: usize = 256;
 /// Elements of a right operand that are packed at once: half of a second cache.
 const PACKED: usize = 1 << 18;
-/// Elements between cache lines, at most.
+/// Most elements of a cache line.
 const LINE: usize = 16;
 /// Elements of a tile: of 8 rows and two of the widest vectors.
 const TILE: usize = 8 * 2 * 16;
@@ -241,7 +241,7 @@ fn block<S: Simd, R: Lanes, const M: usize>(
     let mut sums = [R::zero(); TILE];
     for first in (0..n_rows).step_by(M) {
         let n = M.min(n_rows - first);
-        // Below the last row it is read again; nobody looks at those sums.
+        // Beyond the last row, that row is read again; those sums are not used.
         let rows: [&[R]; M] = std::array::from_fn(|m| {
             let row = a.row(first + m.min(n - 1)).to_slice();
             row.unwrap_or(&[])
@@ -313,7 +313,7 @@ mod tests {
             let (a, b) = (numbers(m, k), numbers(k, n));
             let expected = a.dot(&b);
             assert_eq!(product(a.view(), b.view()), expected, "{m} {k} {n}");
-            // Operands that lie the other way.
+            // Transposed operands.
             let (at, bt) = (a.t().to_owned(), b.t().to_owned());
             assert_eq!(product(at.t(), bt.t()), expected, "{m} {k} {n}, turned");
             let narrow = |x: &Array2<f64>| x.mapv(|x| x as f32);

@@ -1,8 +1,8 @@
-//! How many bytes a result may take: asked before memory is.
+//! How many bytes a result may take: checked before memory is allocated.
 //!
-//! A file of 70 bytes can name a tensor of gigabytes, in a constant, a size or a scale. What an operator gives is
-//! foreseen by its own rule of inference; what is larger than the caller has room for is refused with a
-//! sentence. What comes out has the elements that its sizes say.
+//! A file of 70 bytes can name a tensor of gigabytes, in a constant, a size or a scale. The operator's own rule of
+//! inference foresees the sizes of its result. A result that is larger than the caller has room for is refused with a
+//! sentence. What an operator returns is checked to have as many elements as its sizes say.
 
 use super::{Call, Inference, Operator, Unknowns};
 use crate::element::Element;
@@ -60,7 +60,7 @@ impl Operator {
         }
     }
 
-    /// Whether what the rule of inference says of the outputs fits.
+    /// Refuses outputs that by the rule of inference are too large.
     fn foresee(&self, call: &Call, most_bytes: usize) -> Result<(), OperatorError> {
         let inputs: Vec<Option<Fact>> = call.inputs.iter().map(|t| t.as_ref().map(fact)).collect();
         let foreseen = (self.infer)(&Inference {

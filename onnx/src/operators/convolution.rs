@@ -53,7 +53,7 @@ fn conv(call: &Call) -> Result<Vec<Tensor>, String> {
     y.map(|y| vec![y])
 }
 
-/// What a convolution is over.
+/// The sizes, groups and windows of a convolution.
 pub struct ConvolutionShape {
     batch: usize,
     groups: usize,
@@ -145,7 +145,7 @@ fn convolve<R: Real>(plan: &ConvolutionShape, x: &[R], w: &[R], y: &mut [R]) -> 
     let n_windows = plan.windows.n_windows();
     let in_len = plan.channels * plan.windows.input.iter().product::<usize>();
     let (taps, filters) = (plan.taps(), plan.filters);
-    // Few windows would be copied by every thread for a few filters: then each takes some filters.
+    // With few windows, each thread takes some filters and copies all windows.
     let by_filters = n_windows < LEAST_WINDOWS;
     let n_threads = match plan.batch * plan.groups * filters * taps * n_windows {
         n if n < LEAST => 1,
@@ -181,7 +181,7 @@ fn convolve<R: Real>(plan: &ConvolutionShape, x: &[R], w: &[R], y: &mut [R]) -> 
             let from = piece.at % plan.groups * filters + filter;
             let n_filters = piece.y.nrows();
             let weights = &w[from * taps..][..n_filters * taps];
-            // The line above cut it to that length.
+            // The slice has exactly that length, so this never fails.
             let Ok(weights) = matrix(weights, n_filters, taps) else {
                 return;
             };
@@ -202,7 +202,7 @@ const LEAST_WINDOWS: usize = 256;
 
 /// Some filters, or some windows, of one group of one image.
 struct Piece<'y, R> {
-    /// Number of image times groups, plus the group.
+    /// Number of the image times the number of groups, plus the group.
     at: usize,
     first: usize,
     y: ArrayViewMut2<'y, R>,

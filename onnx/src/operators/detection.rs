@@ -72,7 +72,7 @@ impl<R: Real> Corners<R> {
         (self.x[1] - self.x[0]) * (self.y[1] - self.y[0])
     }
 
-    /// Whether the boxes have more than `threshold` of what both cover in common.
+    /// Whether the common area of the boxes is more than `threshold` of the area that they cover together.
     fn overlaps(&self, other: &Corners<R>, threshold: R) -> bool {
         let common = |a: [R; 2], b: [R; 2]| a[1].min(b[1]) - a[0].max(b[0]);
         let (width, height) = (common(self.x, other.x), common(self.y, other.y));
@@ -91,7 +91,7 @@ impl<R: Real> Corners<R> {
 struct Choice<R> {
     /// Boxes for each class of each image, at most.
     most: usize,
-    /// Boxes that overlap a chosen one more are left out.
+    /// Boxes that overlap a chosen one by more than this are left out.
     overlap: R,
     /// Boxes with a score up to this are left out.
     score: Option<R>,
@@ -181,9 +181,9 @@ fn selected<R: Real>(call: &Call) -> Result<Tensor, String> {
     Ok(Tensor::new(&[rows.len() / 3, 3], Values::I64(rows)))
 }
 
-/// Samples that all regions of a call take, at most.
+/// Most samples of all regions of a call.
 const MOST_SAMPLES: usize = 1 << 28;
-/// Samples along the dimensions of all regions, at most: their positions are kept.
+/// Most samples along single dimensions, over all regions of a call: their positions are kept.
 const MOST_ALONG: usize = 1 << 22;
 
 /// How RoiAlign reads regions.
@@ -208,7 +208,7 @@ impl Method {
             "max" => true,
             other => return Err(format!("the mode `{other}` is not known")),
         };
-        // Before version 16 there was no choice.
+        // Before version 16, only this one existed.
         let usual = match call.opset {
             ..16 => "output_half_pixel",
             _ => "half_pixel",
@@ -269,7 +269,7 @@ impl<R: Real> Along<R> {
         let n_parts = method.parts[d];
         let part = length / R::of(n_parts as f64);
         let n_samples = match method.n_samples {
-            // A region that ends before it starts has none.
+            // A region that ends before it starts has no samples.
             0 => part.ceil().max(R::zero()).wide() as usize,
             given => given,
         };

@@ -25,7 +25,7 @@ pub const ROWS: &[Operator] = &[Operator::new("Einsum", infer, |call| {
     .map(|y| vec![y])
 })];
 
-/// Bytes of an equation that a message repeats, at most.
+/// Most bytes of an equation that a message repeats.
 const MOST_SHOWN: usize = 200;
 
 /// Dimensions of operands and of the result; those of an ellipsis are numbered from the last.
@@ -334,7 +334,7 @@ mod tests {
     fn a_term_has_a_letter_for_each_dimension() {
         assert!(Equation::new("ij,jk->ik", &[2, 2]).is_some());
         assert!(Equation::new("...i->...", &[3]).is_some());
-        // A file may hold an equation as long as itself.
+        // An equation of a file may have any length.
         let long = "a".repeat(1 << 16);
         assert!(Equation::new(&long, &[2]).is_none());
         assert_eq!(shown("ij->ji"), "`ij->ji`");

@@ -52,8 +52,8 @@ fn infer_scaled(cx: &Inference) -> Option<Vec<Fact>> {
     Some(vec![Fact::new(Some(Element::F32), shape)])
 }
 
-/// `Scaler` of ai.onnx.ml, version 1: `(x − offset)·scale`, one number or one for each element of the last dimension, in
-/// `f32`.
+/// `Scaler` of ai.onnx.ml, version 1: `(x − offset)·scale`, one number or one for each element of the last
+/// dimension, in `f32`.
 fn scaled(call: &Call) -> Result<Vec<Tensor>, String> {
     let x = call.input(0)?;
     let element = call.element(Element::F32);
@@ -115,8 +115,8 @@ fn infer_one_hot(cx: &Inference) -> Option<Vec<Fact>> {
     Some(vec![Fact::new(Some(Element::F32), shape)])
 }
 
-/// `OneHotEncoder` of ai.onnx.ml, version 1: 1 at the position of each element's category, 0 elsewhere; all 0 for another
-/// one, where `zeros` allows it.
+/// `OneHotEncoder` of ai.onnx.ml, version 1: 1 at the position of each element's category, 0 elsewhere; all 0 for an
+/// element of no category, where `zeros` allows it.
 fn one_hot(call: &Call) -> Result<Vec<Tensor>, String> {
     let x = call.input(0)?;
     let categories = categories(&call.attributes).ok_or("it has no categories")?;

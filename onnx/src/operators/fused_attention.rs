@@ -55,7 +55,7 @@ impl<R: Real> Mask<R> {
                     let all = v.iter().flat_map(|n| (0..keys as i64).map(move |k| k < *n));
                     Ok(([batch, 1, keys], all.collect()))
                 }
-                // Ends, then starts.
+                // All ends, then all starts.
                 [n] if n == 2 * batch => {
                     let (ends, starts) = v.split_at(batch);
                     let one = |(end, start): (&i64, &i64)| {
@@ -123,7 +123,7 @@ fn heads(call: &Call) -> Result<usize, String> {
 /// `[batch, length, hidden]` with a part of a bias added, as heads.
 fn biased<R: Real>(x: &Tensor, bias: Option<&[R]>, heads: usize) -> Result<Heads<R>, String> {
     let [batch, length, hidden] = x.shape[..] else {
-        // Heads already, as what comes from another attention.
+        // These are heads already, from another attention.
         return Heads::new(x, None);
     };
     let mut values = R::read(x)?.into_owned();

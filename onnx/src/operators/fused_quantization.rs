@@ -44,7 +44,7 @@ struct Form {
     plain: &'static str,
     /// Where its operands are.
     operands: Vec<Operand>,
-    /// Where the scale of the result is, its zero point behind it; `None` if the result is of floats.
+    /// Where the scale of the result is, with its zero point after it; `None` if the result is of floats.
     result: Option<usize>,
 }
 
@@ -58,7 +58,7 @@ enum Operand {
 }
 
 impl Operand {
-    /// An integer with scale and zero point behind it.
+    /// An integer whose scale and zero point follow it.
     fn at(n: usize) -> Operand {
         Operand::Quantized([n, n + 1, n + 2])
     }
@@ -122,7 +122,7 @@ fn version(attributes: Attributes) -> i64 {
     attributes.int("opset").unwrap_or(13)
 }
 
-/// An order that moves the channels from the end behind the batch, or back.
+/// An order that moves the channels from the end to after the batch, or back.
 fn order(rank: usize, to_front: bool) -> Vec<usize> {
     let mut order: Vec<usize> = (0..rank).collect();
     match (order.get_mut(1..), to_front) {

@@ -138,14 +138,14 @@ fn even_parts(cx: &Inference, size: &SymExpr) -> Option<Vec<SymExpr>> {
     Some(vec![part, last])
 }
 
-/// `n` parts of `size` elements, equal as long as that goes.
+/// `size` elements in `n` parts of equal size, but for the last ones, which are smaller or empty.
 fn even_sizes(size: usize, n: usize) -> Vec<usize> {
     let part = size.div_ceil(n.max(1));
     let start = |i: usize| (i * part).min(size);
     (0..n).map(|i| start(i + 1) - start(i)).collect()
 }
 
-/// `⌈size / n⌉` of what is not negative.
+/// `⌈size / n⌉`, for a size that is not negative.
 fn rounded_up(size: &SymExpr, n: i64) -> SymExpr {
     (size.clone() + SymExpr::constant(n - 1)).floor_div(&SymExpr::constant(n))
 }
@@ -244,7 +244,7 @@ fn kept(size: &SymExpr, start: &SymExpr, end: &SymExpr, step: i64) -> Option<Sym
     Some(rounded_up(&between, step))
 }
 
-/// The position a bound of a slice forwards stands for.
+/// The position that a bound of a forward slice stands for.
 fn position(size: &SymExpr, bound: &SymExpr) -> Option<SymExpr> {
     if bound.as_const().is_some_and(|b| b >= FAR) {
         Some(size.clone())
@@ -266,7 +266,7 @@ fn position(size: &SymExpr, bound: &SymExpr) -> Option<SymExpr> {
 fn span(size: usize, start: i64, end: i64, step: i64) -> (usize, usize) {
     let n = size as i64;
     let counted = |at: i64| if at < 0 { at.saturating_add(n) } else { at };
-    // Going down, one before the first element is a bound too.
+    // Backwards, the position before the first element is a bound too.
     let (low, high) = if step > 0 { (0, n) } else { (-1, n - 1) };
     let start = counted(start).clamp(low, high.max(low));
     let end = counted(end).clamp(low, high.max(low));
@@ -290,7 +290,7 @@ pub fn slice(call: &Call) -> Result<Vec<Tensor>, String> {
         let (size, step) = (x.shape[*d], cuts.steps[n]);
         let (first, length) = span(size, cuts.starts[n], cuts.ends[n], step);
         view.first += first * view.strides[*d] as usize;
-        // A stride is followed only between two elements, where it stays inside.
+        // A stride is used only where there are two elements, and both are inside.
         view.strides[*d] = view.strides[*d].wrapping_mul(step as isize);
         view.shape[*d] = length;
     }

@@ -1,5 +1,5 @@
-//! The standard's operators: what each makes of what is known of its inputs ([`Operator::infer`]) and
-//! of tensors ([`Operator::evaluate`]).
+//! The standard's operators: what is known of an operator's outputs from what is known of its inputs
+//! ([`Operator::infer`]), and its results on tensors ([`Operator::evaluate`]).
 //!
 //! One file per family, one row per operator. Rows follow the operator-set version a model imports,
 //! from 7 on. Control flow is in `evaluate/control.rs`. An operator without a row is kept as it is by
@@ -194,8 +194,8 @@ impl Unknowns {
         self.given.borrow_mut().insert(name.to_string());
     }
 
-    /// A size that the file names. What a file names inside is nothing but equal to itself, whatever
-    /// size of an input has the same name.
+    /// A size that the file names. A name that was given ([`Unknowns::give`]) stands for that size of an input; any
+    /// other name equals only itself.
     pub fn named(&self, name: &str) -> SymExpr {
         let is_given = self.given.borrow().contains(name) && !name.starts_with('?');
         let prefix = if is_given { "" } else { "?:" };
@@ -322,7 +322,7 @@ pub fn broadcast(shapes: &[&[SymExpr]], unknowns: &Unknowns) -> Option<Vec<SymEx
             match (size.as_const(), given.as_const()) {
                 (Some(1), _) => size = given.clone(),
                 (Some(a), Some(b)) if a != b => return None,
-                // A size above 1 wins over a symbol, which then is it or 1.
+                // A size above 1 is the result: the symbol beside it is then equal to it, or 1.
                 (None, Some(_)) => (size, undecided) = (given.clone(), false),
                 (Some(_), None) => {}
                 _ => undecided = true,

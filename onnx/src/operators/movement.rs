@@ -192,7 +192,7 @@ fn infer_flatten(cx: &Inference) -> Option<Vec<Fact>> {
     cx.like_first(Some(vec![SymExpr::product(outer), SymExpr::product(inner)]))
 }
 
-/// How many dimensions Flatten puts first.
+/// How many dimensions Flatten merges into the first of its result.
 fn flattened_at(given: Option<i64>, rank: usize) -> Option<usize> {
     let at = given.unwrap_or(1);
     let at = if at < 0 { at + rank as i64 } else { at };
@@ -210,7 +210,7 @@ fn flatten(call: &Call) -> Result<Vec<Tensor>, String> {
     ])])
 }
 
-/// The number of elements of an input that is a vector of sizes.
+/// The input, broadcast to the sizes in input 1.
 fn infer_expand(cx: &Inference) -> Option<Vec<Fact>> {
     let Some(to) = cx.ints(1) else {
         let rank = cx.shape_as_long_as(1)?.len().max(cx.rank(0)?);

@@ -337,7 +337,7 @@ fn lp(call: &Call) -> Result<Vec<Tensor>, String> {
                     _ => row.map(|x| x * x).sum::<f64>().sqrt(),
                 };
                 for x in block[at..].iter_mut().step_by(inner) {
-                    // A row of zeros stays one.
+                    // A row of zeros stays zero.
                     *x = if norm == 0.0 { R::of(0.0) } else { R::of(x.wide() / norm) };
                 }
             }
@@ -354,7 +354,7 @@ fn mean_variance(call: &Call) -> Result<Vec<Tensor>, String> {
     let at =
         |d: &i64| super::axis(*d, rank).ok_or_else(|| format!("axis {d} is not one of {rank}"));
     let axes = axes.iter().map(at).collect::<Result<Vec<usize>, _>>()?;
-    // Row-major positions of the statistics, which are broadcast back.
+    // Sizes of the statistics, which are broadcast back.
     let kept: Vec<usize> = (0..rank)
         .map(|d| if axes.contains(&d) { 1 } else { x.shape[d] })
         .collect();

@@ -72,7 +72,7 @@ fn pad(call: &Call) -> Result<Vec<Tensor>, String> {
 
 /// The source of every position along a padded dimension of `n` elements; `None` is fill.
 fn sources(n: usize, (begin, end): (i64, i64), mode: &str) -> Result<Vec<Option<usize>>, String> {
-    // Negative pads cut first; what is left is what the others repeat.
+    // Negative pads cut first; the positive ones repeat what is left after that.
     let n = n as i64;
     let low = begin.saturating_neg().clamp(0, n);
     let high = n.saturating_sub(end.saturating_neg().max(0)).clamp(low, n);
@@ -200,7 +200,7 @@ fn center(call: &Call) -> Result<Vec<Tensor>, String> {
     for (d, to) in axes.iter().zip(to) {
         let d = axis(*d, rank).ok_or_else(|| format!("axis {d} is not one of {rank}"))?;
         let n = x.shape[d] as i64;
-        // An odd element too many is cut at the end, one too few is added at the end.
+        // The odd element is cut or added at the end.
         let begin = if to < n {
             -((n - to) / 2)
         } else {

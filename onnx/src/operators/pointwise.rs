@@ -283,7 +283,7 @@ trait Whole: Sized {
     fn is_below_zero(&self) -> bool;
     /// A shift by all bits or more, or by a negative number, leaves nothing.
     fn shifted_left(self, n: Self) -> Self;
-    /// The same; of the negative ones, -1.
+    /// The same to the right; a negative number becomes -1.
     fn shifted_right(self, n: Self) -> Self;
 }
 

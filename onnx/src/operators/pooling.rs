@@ -203,7 +203,7 @@ fn max_windows<T: Copy>(
     let line_len = w.output[2];
     let mut done = 0;
     while done < best.len() {
-        // What is left of a line of windows.
+        // The windows of the current line that are still to do.
         let (line, from) = ((first + done) / line_len, (first + done) % line_len);
         let n = (line_len - from).min(best.len() - done);
         let best = &mut best[done..done + n];

@@ -54,7 +54,7 @@ pub fn pow(a: &Tensor, b: &Tensor) -> Result<Values, String> {
     })
 }
 
-/// Wraps; with a negative exponent, what is left after rounding towards zero.
+/// A power of integers, which wraps on overflow; with a negative exponent, rounded towards zero.
 fn whole_power(x: i128, y: i64) -> i128 {
     if y < 0 {
         return match x {

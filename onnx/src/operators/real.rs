@@ -25,7 +25,7 @@ pub trait Real:
     /// The same number.
     fn wide(self) -> f64;
 
-    /// A tensor's elements; halves and, where a run is widened, floats beside doubles become `Self`.
+    /// A tensor's elements as `Self`, whichever type of float they have in the tensor.
     ///
     /// # Errors
     /// It is no tensor of floats.

@@ -77,7 +77,7 @@ fn infer(cx: &Inference) -> Option<Vec<Fact>> {
     Some(facts.take(cx.node.output.len()).collect())
 }
 
-/// The activations of all directions in a row.
+/// The activations of all directions, one direction after the other.
 fn activations<R: Real>(
     call: &Call,
     cell: Cell,
@@ -145,7 +145,7 @@ impl Sizes {
         })
     }
 
-    /// `[steps, batch, input]` from the input as it is given.
+    /// The input as `[steps, batch, input]`, in whichever layout it is given.
     fn steps_first<R: Copy>(&self, x: &[R]) -> Vec<R> {
         if !self.batch_first {
             return x.to_vec();
@@ -159,7 +159,7 @@ impl Sizes {
         all
     }
 
-    /// One direction's `[batch, hidden]` of a state as it is given; zeros if it is not.
+    /// One direction's state as `[batch, hidden]`, in whichever layout it is given; zeros if it is not given.
     fn state<R: Real>(&self, given: Option<&Tensor>, direction: usize) -> Result<Vec<R>, String> {
         let n = self.batch * self.hidden;
         let Some(given) = given else {
@@ -178,7 +178,7 @@ impl Sizes {
             .collect())
     }
 
-    /// `[directions, batch, hidden]` as it is to be given.
+    /// The states of all directions in the layout of the outputs, with its sizes.
     fn last<R: Real>(&self, states: &[Vec<R>]) -> (Vec<usize>, Vec<R>) {
         let (b, d, h) = (self.batch, self.directions, self.hidden);
         if !self.batch_first {
@@ -278,7 +278,7 @@ fn layer<R: Real>(call: &Call, cell: Cell) -> Result<Vec<Tensor>, String> {
             _ => Vec::new(),
         };
         for turn in 0..steps {
-            // The step each sequence is at; `None` beyond its end.
+            // The step of each sequence in this turn; `None` beyond its end.
             let backward = backward_first || d == 1;
             let at = |b: usize| {
                 let length = lengths[b] as usize;

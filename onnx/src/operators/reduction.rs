@@ -25,14 +25,14 @@ pub const ROWS: &[Operator] = &[
     Operator::new("ReduceLogSumExp", infer, |c| reduced(c, &LOG_SUM_EXP)),
 ];
 
-/// What is done with the elements of a row; of none, too.
+/// What is computed from the elements of a row, which may be empty.
 struct Reduction {
     floats: fn(&[f64]) -> f64,
     /// Integers wrap in their own type; `None` if not defined on them.
     ints: Option<fn(&[i128]) -> i128>,
     /// Whether truth values are reduced too.
     truths: bool,
-    /// What no element gives among integers, where that is not what `ints` says: the least or greatest.
+    /// The result for a row without elements, for integers.
     empty: Empty,
 }
 
@@ -123,7 +123,7 @@ fn log_sum_exp(v: &[f64]) -> f64 {
     sum_of(v, |x| (x - shift).exp()).ln() + shift
 }
 
-/// Which dimensions are reduced; `None` if none is to be, or that is not known.
+/// Which dimensions are reduced.
 enum Axes {
     These(Vec<bool>),
     NoneAtAll,
@@ -137,7 +137,7 @@ fn marked(axes: Option<Vec<i64>>, rank: usize, keeps_if_empty: bool) -> Option<A
     }
     let mut marks = vec![axes.is_empty(); rank];
     for d in axes {
-        // A scalar has an axis 0, which is no dimension.
+        // A scalar has an axis 0, though it has no dimension.
         if let Some(mark) = marks.get_mut(axis(d, rank.max(1))?) {
             *mark = true;
         }
@@ -151,7 +151,7 @@ fn infer(cx: &Inference) -> Option<Vec<Fact>> {
     let axes = cx.ints_of("axes", 1);
     let from = match (cx.shape(0), &axes) {
         (Some(from), _) => from,
-        // All dimensions are reduced, so that their number decides only how many ones are kept.
+        // All dimensions are reduced; their number would only decide how many sizes of 1 are kept, and none is.
         (None, None) if cx.fact(1).is_none() && !keep && !keeps_if_empty => {
             return cx.like_first(Some(Vec::new()));
         }
@@ -185,7 +185,7 @@ fn reduced(call: &Call, reduction: &Reduction) -> Result<Vec<Tensor>, String> {
     let marks = marked(axes, rank, keeps_if_empty).ok_or("its axes are not dimensions")?;
     let marks = match marks {
         Axes::These(marks) => marks,
-        // Every element is a row of its own.
+        // No dimension is reduced: every element is a row of its own.
         _ => vec![false; rank],
     };
     let order: Vec<usize> = (0..rank)

@@ -243,10 +243,10 @@ fn floats(call: &Call, at: usize) -> Result<Option<Vec<f64>>, String> {
     }
 }
 
-/// A dimension becomes at most so long.
+/// Most elements along a dimension of the result.
 const MOST_ALONG: usize = 1 << 24;
 
-/// Windows of an antialiased output are as wide as the scale is small.
+/// The smaller the scale, the wider the windows of an antialiased output.
 const LEAST_SCALE: f32 = 1.0 / MOST_ALONG as f32;
 
 fn dimensions(call: &Call, shape: &[usize]) -> Result<Vec<Along>, String> {

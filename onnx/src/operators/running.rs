@@ -11,7 +11,7 @@ pub const ROWS: &[Operator] = &[
     Operator::new("Trilu", same, triangle),
 ];
 
-/// Along an axis, `f` of all elements up to each; floats are accumulated in `f64`.
+/// Running sums or products along an axis; floats are accumulated in `f64`.
 fn cumulative(call: &Call, is_product: bool) -> Result<Vec<Tensor>, String> {
     let x = call.input(0)?;
     let given = *call.ints(1)?.first().ok_or("its axis is missing")?;

@@ -196,7 +196,7 @@ fn sample<R: Real>(call: &Call) -> Result<(Vec<usize>, Vec<R>), String> {
 
 fn infer_grid(cx: &Inference) -> Option<Vec<Fact>> {
     let Some(size) = cx.ints(1) else {
-        // Batch, spatial dimensions and a coordinate for each: as many as the size has numbers.
+        // Batch, spatial dimensions and coordinates: as many dimensions as the list of sizes has entries.
         return cx.like_first(cx.shape_as_long_as(1));
     };
     let spatial = size.get(2..)?;

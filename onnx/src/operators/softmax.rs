@@ -30,7 +30,7 @@ fn along(call: &Call, kind: Kind) -> Result<Vec<Tensor>, String> {
     let rank = x.shape.len();
     let (size, inner) = if call.opset < 13 {
         let axis = match call.attributes.int("axis").unwrap_or(1) {
-            // Everything is one row behind the last dimension.
+            // An axis after the last dimension makes every element a row of its own.
             end if end == rank as i64 => rank,
             _ => call.axis(1, rank)?,
         };

@@ -77,8 +77,8 @@ pub fn taken(x: &Tensor, view: &View) -> Tensor {
     Tensor::new(&view.shape, values)
 }
 
-/// A walk over a result, row-major, with positions in `K` operands: dimensions that every operand
-/// walks evenly are one.
+/// A row-major walk over a result, with positions in `K` operands. Neighbouring dimensions that every operand walks
+/// with one distance are merged.
 pub struct Walk<const K: usize> {
     shape: Vec<usize>,
     strides: [Vec<isize>; K],

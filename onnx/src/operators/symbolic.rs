@@ -1,4 +1,4 @@
-//! Arithmetic on integers that follow from sizes: what is the same for every size.
+//! Arithmetic on integers that follow from sizes, as far as it holds for every size.
 //!
 //! Sizes are at least 0: a batch may be empty, and so is what a decoder remembers at first. What is
 //! not decided for all of them is `None`.
@@ -34,7 +34,7 @@ fn fold(x: &[&SymExpr], f: impl Fn(SymExpr, &SymExpr) -> Decided) -> Decided {
     rest.iter().try_fold((*first).clone(), |a, b| f(a, b))
 }
 
-/// Rounds towards zero, which for what is not negative is downwards.
+/// Rounds towards zero. For values that are not negative, this is downwards.
 pub fn div(x: &[&SymExpr]) -> Decided {
     let [a, b] = x else { return None };
     match (a.as_const(), b.as_const()) {
@@ -117,7 +117,7 @@ fn compare(x: &[&SymExpr], holds: fn(i64) -> bool) -> Decided {
             (low(a, b).unwrap_or(-1), low(b, a).map_or(1, |sign| -sign))
         }
     };
-    // The sign lies between the two.
+    // The sign of the difference is between `low` and `high`.
     let first = holds(low);
     (low..=high)
         .all(|s| holds(s) == first)
@@ -142,7 +142,7 @@ fn reaches(a: &SymExpr, b: &SymExpr) -> bool {
     }
 }
 
-/// The side a constant condition takes, or both where they are the same.
+/// The side that a constant condition takes; without one, both sides if they are the same.
 pub fn choose(x: &[&SymExpr]) -> Decided {
     let [condition, a, b] = x else { return None };
     match condition.as_const() {
@@ -230,7 +230,7 @@ pub fn is_at_least(e: &SymExpr, n: i64) -> bool {
     least(e).is_some_and(|low| low >= n)
 }
 
-/// A number the value is never below: from the least value of every factor that only grows.
+/// A lower bound of the value, from the least value of every factor.
 fn least(e: &SymExpr) -> Option<i64> {
     let mut sum: i64 = 0;
     for (atoms, factor) in e.terms() {

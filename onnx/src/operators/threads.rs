@@ -1,4 +1,4 @@
-//! Work in pieces over the machine's cores. Results never depend on how many there are.
+//! Work in pieces over the machine's cores. Results never depend on the number of cores.
 
 use std::sync::Mutex;
 

@@ -215,7 +215,7 @@ fn transposed<R: Real>(call: &Call) -> Result<(Vec<usize>, Vec<R>), String> {
     }
 }
 
-/// Adds what every window holds at tap `tap` where the window reads it.
+/// Adds `row`, the values of all windows at tap `tap`, to the elements of `y` that the windows read at that tap.
 fn add_tap<R: Real>(w: &Placed, tap: usize, row: &[R], y: &mut [R]) {
     let inside = w.inside(2, tap % w.kernel[2]);
     let is_in = |p: i64, d: usize| (0..w.input[d] as i64).contains(&p);

@@ -12,7 +12,7 @@ enum Padding {
     Valid,
 }
 
-/// Elements that all windows of one channel read: a window of 64 by 64 everywhere in an image of 4096 by 4096.
+/// Most elements that all windows of one channel read: windows of 64 by 64 everywhere in an image of 4096 by 4096.
 const MOST_WORK: usize = 1 << 36;
 
 /// Windows over `[d1, …]` as attributes describe them.

@@ -6,10 +6,10 @@ use crate::proto::TensorProto;
 /// Tensors of more elements are not looked into.
 const MOST_ELEMENTS: i64 = 1 << 22;
 
-/// A mask has at least this in the place of −∞, with the sign turned.
+/// Numbers of at most minus this stand for −∞ in a mask.
 const MASKED: f64 = 1e4;
 
-/// Rows from which on a table says something.
+/// A table of fewer rows is not judged.
 const FEWEST_ROWS: usize = 8;
 
 /// Part of a column's largest element that rounding to half precision may move it by.
@@ -19,9 +19,9 @@ pub(super) fn is_looked_into(tensor: &TensorProto) -> bool {
     tensor.dims.len() >= 2 && (1..=MOST_ELEMENTS).contains(&n_elements(tensor))
 }
 
-/// Whether each column is a sine or cosine of the row: `f(p − 1) + f(p + 1) = 2·cos(w)·f(p)` for a `w` of its own.
-/// Random numbers are nowhere near that. One column at least has to go up and down, or a table of equal numbers, such
-/// as a new weight of a normalization, were one too.
+/// Whether each column is a sine or cosine of the row: `f(p − 1) + f(p + 1) = 2·cos(w)·f(p)` with its own `w`. Random
+/// numbers are nowhere near that. At least one column has to rise and fall: otherwise a table of equal numbers, such as
+/// a new weight of a normalization, would count as one.
 pub(super) fn is_sinusoidal(shape: &[usize], values: &[f64]) -> bool {
     let rows = shape.iter().copied().find(|n| *n > 1).unwrap_or(1);
     if rows < FEWEST_ROWS || values.iter().any(|v| v.is_nan() || v.abs() > 1.001) {
@@ -51,7 +51,7 @@ pub(super) fn is_sinusoidal(shape: &[usize], values: &[f64]) -> bool {
     swings
 }
 
-/// Whether it is added to scores, or multiplied with them, to leave some out.
+/// Whether the tensor is added to scores, or multiplied with them, to leave some out.
 pub(super) fn is_mask(shape: &[usize], values: &[f64]) -> bool {
     if values.contains(&f64::NEG_INFINITY) {
         return true;
@@ -65,7 +65,8 @@ pub(super) fn is_mask(shape: &[usize], values: &[f64]) -> bool {
     is_triangle(shape, values)
 }
 
-/// Whether it is one square with ones on one side of the diagonal and zeros on the other; the diagonal is either.
+/// Whether it is one square with ones on one side of the diagonal and zeros on the other. The diagonal is all ones or
+/// all zeros.
 fn is_triangle(shape: &[usize], values: &[f64]) -> bool {
     let [.., rows, columns] = *shape else {
         return false;

@@ -96,7 +96,7 @@ const CARRIERS: [&str; 12] = [
     "Split",
 ];
 
-/// Of these, those that give a part: a parameter of several layers, side by side, is read so.
+/// The carriers that give only a part. Parameters of several layers stored side by side are read this way.
 const PARTS: [&str; 2] = ["Slice", "Split"];
 
 /// Whether a node gives what it reads there, in another form.
@@ -159,7 +159,7 @@ impl<'m> Uses<'m> {
         self.readers.get(name).map_or(&[], Vec::as_slice)
     }
 
-    /// The nodes that compute with a tensor, behind those that carry it; and whether it is given away.
+    /// The nodes that compute with a tensor, directly or after nodes that carry it, and whether it is given away.
     fn computing(
         &self,
         name: &'m str,
@@ -295,7 +295,7 @@ impl<'m> Uses<'m> {
     }
 }
 
-/// Operators that make positions of positions, beside those that carry them.
+/// Operators that compute positions from positions, besides those that carry them.
 const OF_POSITIONS: [&str; 10] = [
     "Concat",
     "Gather",

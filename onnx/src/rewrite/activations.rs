@@ -56,7 +56,7 @@ fn instead(scope: &Scope, n: usize, taken: Taken, node: NodeProto) -> Option<Pat
     Some(patch)
 }
 
-/// The factor other than `x` where a product is of two.
+/// The other factor, if the product has two and one of them is `x`.
 fn beside<'a>(product: &ScaledProduct<'a>, x: &str) -> Option<&'a str> {
     match product.factors.as_slice() {
         [a, b] if *a == x => Some(b),
@@ -227,7 +227,7 @@ fn choose_once(scope: &Scope, n: usize) -> Option<Patch> {
         let swapped = node("Where", &[scope.input(not, 0)?, b, a], Vec::new());
         return Some(Patch::exchange(scope, n, swapped));
     }
-    // The branch of an inner choice by the same condition that is ever taken.
+    // An inner choice by the same condition always takes the same branch: that branch.
     let taken = |name: &str, at: usize| {
         let inner = scope.made_by(name, "Where")?;
         (scope.input(inner, 0) == Some(condition)).then(|| scope.input(inner, at))?

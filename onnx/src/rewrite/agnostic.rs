@@ -1,5 +1,5 @@
 //! Operators that compute the same on a value whose dimensions stand in another order, and how each is
-//! said there: element-wise ones, Concat, Split, Softmax, reductions, Slice, Pad.
+//! written for it: element-wise ones, Concat, Split, Softmax, reductions, Slice, Pad.
 //!
 //! A value `v` is moved by `q` when `v'` is kept instead, with `v = Transpose(v', perm=q)`: dimension
 //! `k` of `v` is dimension `q[k]` of `v'`.
@@ -13,7 +13,7 @@ use crate::operators::permute::permuted;
 use crate::proto::NodeProto;
 use crate::tensor::Tensor;
 
-/// Bytes up to which a constant that others read too is stored a second time, moved.
+/// A constant that others read too is stored a second time, moved, if it has at most this many bytes.
 const SHARED_BYTES: usize = 4096;
 
 const REDUCTIONS: [&str; 10] = [
@@ -81,7 +81,7 @@ fn kind(scope: &Scope, n: usize) -> Option<Kind> {
     })
 }
 
-/// Whether a node can be said where its values of that rank are moved.
+/// Whether a node can be written for moved values of that rank.
 pub fn is_agnostic(scope: &Scope, n: usize, rank: usize) -> bool {
     let Some(kind) = kind(scope, n) else {
         return false;

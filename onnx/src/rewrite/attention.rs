@@ -5,10 +5,10 @@
 //! {scale=c}`. Not for ONNX Runtime on CPUs, where the steps
 //! were faster (`--measure` shows it).
 //!
-//! Legal for four dimensions with the same sequences and heads in q, k and v, a softmax over the keys, a
-//! constant mask of q's type with the sizes of the scores or 1, but all keys, and where nothing else reads a
-//! step. Rows of the mask that leave no key give NaN in the steps and 0 in the operator, so that a mask nobody
-//! knows keeps the steps. Saves passes over the scores.
+//! Legal for four dimensions with the same sequences and heads in q, k and v, and a softmax over the keys, where
+//! nothing else reads a step. The mask is constant and of q's type; its last size is the number of keys, each other
+//! size that of the scores or 1. Rows of a mask that leave no key give NaN in the steps and 0 in the operator, so a
+//! mask that is not known keeps the steps. Saves passes over the scores.
 
 use super::matching::{Taken, is_closed, with_number};
 use super::noop::same_sizes;
@@ -30,7 +30,7 @@ struct Scaled<'a> {
     factor: f64,
 }
 
-/// What a value is a multiple of.
+/// A value and a factor whose product is the given value.
 fn scaled<'a>(scope: &Scope<'a>, value: &'a str, taken: &mut Taken) -> Scaled<'a> {
     const MOST_FACTORS: usize = 4;
     let mut scaled = Scaled { value, factor: 1.0 };
@@ -67,7 +67,7 @@ struct Keys<'a> {
     order: Option<Vec<i64>>,
 }
 
-/// The keys `[batch, heads, length, size]` of which `turned` is the transpose.
+/// The keys `[batch, heads, length, size]` whose transpose is `turned`.
 fn keys<'a>(scope: &Scope<'a>, turned: &'a str, taken: &mut Taken) -> Option<Keys<'a>> {
     let t = scope.made_by(turned, "Transpose")?;
     let mut order = Attributes::new(scope.node(t)).ints("perm")?.to_vec();
@@ -103,8 +103,8 @@ fn masked<'a>(
     Some((scores, Some(mask)))
 }
 
-/// Whether a mask is constant, leaves every query a key and has, dimension by dimension, the sizes of the
-/// scores or 1, and all keys.
+/// Whether a mask is constant, leaves every query a key, and has the sizes of the scores or 1, but the number of keys
+/// as its last.
 fn is_mask(scope: &Scope, mask: &str, scores: &str) -> Option<bool> {
     let constant = scope.constant(mask)?;
     let n_keys = constant.shape.last().copied().filter(|n| *n > 0)?;

@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn an_expansion_that_broadcasting_repeats_goes() {
         sum("N 4", "N 4", "Add").gives(&["o = Add(x, y)"]);
-        // Here only the expansion gives N rows.
+        // Only the expansion makes N rows.
         sum("1 4", "N 4", "Add").stays();
         // A reader that does not broadcast.
         assert_eq!(sum("N 4", "M 4", "Concat").unverified().len(), 3);

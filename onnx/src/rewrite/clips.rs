@@ -94,10 +94,10 @@ impl Bounds {
         (low, self.high.unwrap_or(f64::INFINITY))
     }
 
-    /// These first, then those of `outer`.
+    /// These bounds and then those of `outer`, as one pair.
     fn then(self, outer: Bounds) -> Bounds {
         let ((a, b), (low, high)) = (self.ends(), outer.ends());
-        // Where nothing finite bounds a side, a bound that is not given stays so.
+        // If nothing finite bounds a side and a step leaves its bound there out, the result leaves it out too.
         let given = |end: f64, one: Option<f64>, other: Option<f64>| {
             let open = end.is_infinite() && (one.is_none() || other.is_none());
             (!open).then_some(end)
@@ -108,7 +108,7 @@ impl Bounds {
         }
     }
 
-    /// One node that keeps `x` between them.
+    /// One node that keeps `x` between these bounds.
     fn node(self, scope: &Scope, n: usize, x: &str, patch: &mut Patch) -> Option<NodeProto> {
         if self.low == Some(0.0) && self.high == Some(f64::INFINITY) {
             return Some(node("Relu", &[x], Vec::new()));

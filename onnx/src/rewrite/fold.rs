@@ -2,8 +2,8 @@
 //!
 //! Before: `y = Mul(c1, c2)`; after: an initializer `y`. Also where the value follows from sizes that
 //! are known though the tensor is not: `Shape(x)` of a fixed `x`. Legal because the operators are
-//! functions of their inputs; random ones are left, and so is DequantizeLinear. What one folding adds to the file beyond what it
-//! frees is capped by [`super::Options::fold_limit`].
+//! functions of their inputs; random ones are left, and so is DequantizeLinear. [`super::Options::fold_limit`] caps
+//! what one folding adds to the file beyond what it frees.
 
 use super::Rule;
 use super::patch::Patch;
@@ -61,8 +61,8 @@ fn fold(scope: &Scope, n: usize) -> Option<Patch> {
     })
 }
 
-/// The outputs of a node of constants of any size, unless they are foreseen to take more bytes than
-/// `allowed`.
+/// The outputs of a node whose inputs are all constants, of any size; `None` if they are foreseen to take more than
+/// `allowed` bytes.
 fn computed(scope: &Scope, n: usize, allowed: usize) -> Option<Vec<Tensor>> {
     let node = scope.node(n);
     let operator = operators::find(node)?;
@@ -76,7 +76,7 @@ fn computed(scope: &Scope, n: usize, allowed: usize) -> Option<Vec<Tensor>> {
         Some(fact.len()?.saturating_mul(fact.element?.bytes()?))
     });
     let foreseen = foreseen.fold(0, usize::saturating_add);
-    // What is filled with one number takes no room until it is computed with.
+    // A constant that repeats one number takes memory only when it is computed with.
     let read: usize = node.input.iter().map(|name| bytes(scope, name)).sum();
     if foreseen > allowed || read > MOST_READ {
         return None;

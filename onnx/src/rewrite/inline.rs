@@ -19,9 +19,9 @@ use std::collections::BTreeMap;
 
 /// The rule's name.
 pub const NAME: &str = "inline-function";
-/// Nodes, without constants and copies, up to which a function is inlined wherever it is called.
+/// A function of at most this many nodes, without constants and copies, is inlined wherever it is called.
 const SHORT: usize = 4;
-/// Nodes that are looked at to know whether a function is short.
+/// Most nodes that are looked at to find out whether a function is short.
 const LOOKED_AT: usize = 256;
 
 /// Replaces calls in the graph and its bodies.
@@ -136,10 +136,10 @@ impl<'a> Inliner<'a> {
             !calls_standard || self.opsets.version(&set.domain) == set.version
         });
         let once = self.n_calls[position] == 1;
-        // Bodies are large.
+        // A function with bodies is never short: they are large.
         let flat = function.node.iter().all(|n| bodies(n).next().is_none());
         let pays = once || (flat && self.n_nodes(function, &mut { LOOKED_AT })? <= SHORT);
-        // What is not followed is not run, so that nothing could be shown of its nodes.
+        // A function that is not followed is not run, so nothing could be proven of its nodes.
         let is_followed = self.functions.is_followed(position, depth);
         (is_followed && !is_refused && same_sets && pays).then_some(function)
     }
@@ -160,7 +160,7 @@ impl<'a> Inliner<'a> {
     }
 }
 
-/// The nodes of a function for one call, under new names. Those that do not stay need none of their own.
+/// The nodes of a function for one call, under new names. Nodes that will not stay get no new names of their own.
 pub(super) fn expanded(
     function: &FunctionProto,
     call: &NodeProto,
@@ -190,7 +190,7 @@ pub(super) fn expanded(
     let renamed = |name: &str| to.get(name).cloned();
     let mut nodes = specialized(function, call);
     for node in &mut nodes {
-        // Before names of the caller come in, which those inside could hide.
+        // First, since names of the caller come in next, and names inside the bodies could hide them.
         bodies_mut(node).for_each(|body| rename_inside(body, names));
         rename_reads(node, &renamed);
         for output in &mut node.output {

@@ -2,8 +2,8 @@
 //!
 //! Before: `y = local.Dense(x, w)`, Dense = {MatMul, Add}; after: `m = MatMul(x, w); y = Add(m, b)`. Unlike the rule in
 //! `inline.rs` this never asks what pays. Refuses, before it changes anything, if there would be too
-//! many nodes or too deep bodies, or if an operator is not the same in the function's version of the operators and in the
-//! model's.
+//! many nodes or too deep bodies, or if an operator means something else in the function's version of the operators
+//! than in the model's.
 
 use super::inline::expanded;
 use super::scope::Names;
@@ -28,7 +28,7 @@ pub enum InlineError {
         counted(*n_of_function)
     )]
     Large {
-        /// The function that becomes the most.
+        /// The function that becomes the most nodes.
         function: String,
         /// Nodes that all calls become, calls inside of functions included.
         n_nodes: u64,
@@ -115,7 +115,7 @@ pub fn inline_all(model: &ModelProto) -> Result<ModelProto, InlineError> {
     Ok(inlined)
 }
 
-/// Nodes without calls. The stack grows with bodies alone, of which [`refuse_large`] bounds the depth.
+/// The nodes with no calls left. The call stack grows only with bodies, whose depth [`refuse_large`] bounds.
 fn flat(nodes: Vec<NodeProto>, functions: &Index, names: &Names) -> Vec<NodeProto> {
     let mut all = Vec::with_capacity(nodes.len());
     let mut open = vec![nodes.into_iter()];
@@ -314,7 +314,7 @@ mod tests {
             line("t = Sin(p)", Vec::new()),
             line("r = Exp(t)", Vec::new()),
         ];
-        // The names of the functions' values are also those of the caller's.
+        // The functions and the caller use the same names for values.
         let trial = Trial::new(17)
             .input("x", "N 4")
             .input_of("c", Element::Bool, "")
@@ -340,7 +340,7 @@ mod tests {
         let said = error.to_string();
         assert!(said.contains("would become 1610612734 nodes"), "{said}");
         assert!(said.contains("at most 131072 are read"), "{said}");
-        // More than a number counts.
+        // More nodes than a `u64` counts.
         let error = inline_all(&nested(100, 2).model().proto).expect_err("too long");
         assert!(
             error

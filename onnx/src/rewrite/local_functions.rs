@@ -65,7 +65,7 @@ pub fn lower(body: &mut GraphProto, at_first: &BTreeSet<String>) {
 }
 
 /// The body of a function as a graph, if it may be rewritten: all of it has a meaning here, and no attribute comes from
-/// the caller. That every call gives every input is asked with [`partly_called`].
+/// the caller. Whether every call gives every input is checked with [`partly_called`].
 pub fn body(function: &FunctionProto, around: &Surroundings) -> Option<GraphProto> {
     let known = function
         .node
@@ -88,13 +88,13 @@ pub fn body(function: &FunctionProto, around: &Surroundings) -> Option<GraphProt
     })
 }
 
-/// Whether a node, or one inside, has an attribute that is the caller's.
+/// Whether a node, or one in its bodies, takes an attribute from the caller.
 fn refers(node: &NodeProto) -> bool {
     let own = node.attribute.iter().any(|a| !a.ref_attr_name.is_empty());
     own || bodies(node).flat_map(|b| &b.node).any(refers)
 }
 
-/// Positions of the functions of which some call, anywhere in the model, leaves an input out.
+/// Positions of the functions that have a call, anywhere in the model, that leaves an input out.
 pub fn partly_called(model: &ModelProto) -> BTreeSet<usize> {
     fn add(
         nodes: &[NodeProto],

@@ -5,8 +5,8 @@
 //! cut out of one repeated row when the file is loaded, so the file holds 2C numbers of it.
 //!
 //! Legal for β = ¾ or ½ and a known number of channels; an infinity in one channel makes the sums of
-//! all channels NaN, not only those of its window, so verification has the last word. ONNX Runtime computes LRN with one `pow` per
-//! element on one thread of scalar code, ten times slower than this (56×56×192: 46 against 4 ms).
+//! all channels NaN, not only those of its window, so verification has the last word. ONNX Runtime computes LRN with
+//! one `pow` per element on one thread of scalar code, ten times slower than this (56×56×192: 46 against 4 ms).
 
 use super::patch::{Patch, ints, node};
 use super::scope::Scope;

@@ -22,20 +22,20 @@ pub fn is_closed(scope: &Scope, taken: &Taken, last: usize) -> bool {
         .all(|n| scope.node(*n).output.iter().all(inside))
 }
 
-/// Whether a constant of a pattern is the one meant: files round it to `f32`, exporters to a few more
-/// digits than these.
+/// Whether a constant is the one that a pattern means. Files round constants to `f32`, and exporters to a few more
+/// digits than the patterns have.
 pub fn is_close(found: f64, meant: f64) -> bool {
     (found - meant).abs() <= 2e-6 * meant.abs()
 }
 
-/// The node of that operator that computes a value, which is then taken.
+/// The node of operator `op` that computes a value; adds it to `taken`.
 pub fn take(scope: &Scope, name: &str, op: &str, taken: &mut Taken) -> Option<usize> {
     let n = scope.made_by(name, op)?;
     taken.insert(n);
     Some(n)
 }
 
-/// The operands of a node of two, the one that is a constant number second.
+/// The two operands of node `n` if one is a constant number, which comes second.
 pub fn with_number<'a>(scope: &Scope<'a>, n: usize) -> Option<(&'a str, f64)> {
     let (a, b) = (scope.input(n, 0)?, scope.input(n, 1)?);
     match (scope.scalar(a), scope.scalar(b)) {

@@ -258,7 +258,7 @@ impl Run<'_> {
     fn body(&mut self, body: &mut GraphProto, outer: &Facts, path: &str) {
         let order: Vec<String> = body.initializer.iter().map(|t| t.name.clone()).collect();
         let at_first: BTreeSet<String> = order.iter().cloned().collect();
-        // Such a body holds constants as nodes.
+        // A body inside of such a file holds its constants as nodes.
         let lifts = self.around.inputs_are_constant && !path.is_empty();
         let stored = |proto: crate::proto::TensorProto| {
             (
@@ -364,7 +364,7 @@ impl Run<'_> {
             }
         }
         let changed = !patches.is_empty();
-        // Well above what folding would store again.
+        // Far more than folding may store again.
         let filled_from = 4 * self.options.fold_limit + 4096;
         let names = self.around.names;
         patch::apply(body, constants, patches, names, filled_from);
@@ -408,7 +408,7 @@ impl Run<'_> {
             .facts()
             .clone();
         for node in &mut body.node {
-            // What cannot be run is not touched: nothing could be shown of it.
+            // What cannot be run is not changed: nothing could be proven of it.
             if !is_known(&self.around.functions, node) {
                 continue;
             }
@@ -457,7 +457,7 @@ fn drop_stale_types(body: &mut GraphProto) {
     body.value_info.retain(|_| kept.next().unwrap_or(true));
 }
 
-/// Names that are read but that nothing computes, in a body and inside: of a sound model, none.
+/// Names that are read though nothing computes them, in a body and the bodies inside; a sound model has none.
 pub fn undefined(body: &GraphProto) -> Vec<String> {
     captured(body)
         .into_iter()

@@ -1,10 +1,10 @@
 //! Nodes that change nothing.
 //!
 //! Before: `y = Identity(x)`; after: readers of `y` read `x`. What counts: Identity; Dropout outside of
-//! training; OptionalGetElement of the Optional of a tensor; Cast to the type a value has; Transpose in order; Reshape, Flatten, Expand, Squeeze and
-//! Unsqueeze to the sizes a value has, symbols included; Concat, Sum, Max, Min, Mean of one; Slice and
-//! Pad of nothing; `x + -0`, `x - 0`, `x * 1`, `x / 1`, `x ^ 1` of x's type and sizes. Not `x + 0`, nor
-//! `x - -0`, of floats: they turn -0 into 0, which a division tells apart.
+//! training; OptionalGetElement of the Optional of a tensor; Cast to the type a value has; Transpose in order;
+//! Reshape, Flatten, Expand, Squeeze and Unsqueeze to the sizes a value has, symbols included; Concat, Sum, Max, Min,
+//! Mean of one; Slice and Pad of nothing; `x + -0`, `x - 0`, `x * 1`, `x / 1`, `x ^ 1` of x's type and sizes. Not
+//! `x + 0`, nor `x - -0`, of floats: they turn -0 into 0, which a division tells apart.
 
 use super::Rule;
 use super::patch::Patch;
@@ -67,7 +67,7 @@ fn stands_for<'a>(scope: &Scope<'a>, n: usize) -> Option<&'a str> {
 fn keeps_positions(scope: &Scope, n: usize) -> bool {
     let node = scope.node(n);
     match node.op_type.as_str() {
-        // Backwards, it keeps the size and turns the order.
+        // A slice backwards keeps the size and turns the order.
         "Slice" => match scope.input(n, 4) {
             None => true,
             Some(steps) => {
@@ -75,7 +75,7 @@ fn keeps_positions(scope: &Scope, n: usize) -> bool {
                 steps.is_some_and(|s| s.iter().all(|s| *s == 1))
             }
         },
-        // If as much is cropped as added, elements move although sizes are equal.
+        // If a Pad crops as much as it adds, elements move although the sizes are equal.
         "Pad" => {
             let given = Attributes::new(node).ints("pads").map(<[i64]>::to_vec);
             let pads = given.or_else(|| scope.fact(scope.input(n, 1)?)?.known_ints());

@@ -39,7 +39,7 @@ pub struct Core<'a> {
     pub axes: Vec<usize>,
     /// What is added to the mean.
     pub epsilon: f64,
-    /// The nodes of it.
+    /// The nodes that compute it.
     pub taken: Taken,
 }
 

@@ -1,7 +1,7 @@
 //! Padding as part of the window that reads it.
 //!
-//! Before: `p = Pad(x); y = Conv(p, W)`; after: `y = Conv(x, W)` with larger `pads`. So for AveragePool
-//! where its own padding counts or is none, and for MaxPool. Before: `Pad(Pad(x))`; after: one Pad.
+//! Before: `p = Pad(x); y = Conv(p, W)`; after: `y = Conv(x, W)` with larger `pads`. The same for MaxPool, and for
+//! AveragePool if its own padding counts or is none. Before: `Pad(Pad(x))`; after: one Pad.
 //!
 //! Legal if nobody else reads what is between, the Pad adds constants in spatial dimensions only and
 //! takes nothing away, and the constant is what the window assumes outside: 0 for Conv and
@@ -53,7 +53,7 @@ impl Padding {
         adds.then_some(Padding { pads, value })
     }
 
-    /// Elements before each spatial dimension, then after each; `None` if others are padded.
+    /// Elements before each spatial dimension, then after each; `None` if other dimensions are padded.
     fn spatial(&self) -> Option<Vec<i64>> {
         let (before, after) = self.pads.split_at(self.pads.len() / 2);
         let outer = [before.get(..2)?, after.get(..2)?].concat();

@@ -27,7 +27,7 @@ pub struct Patch {
     pub changed: Vec<String>,
 }
 
-/// Separator of values of one key of several nodes' metadata.
+/// Separates the values that several nodes' metadata have for one key.
 const SEPARATOR: &str = "; ";
 
 impl Patch {
@@ -74,22 +74,22 @@ impl Patch {
         name
     }
 
-    /// Values that are gone afterwards: what removed nodes computed and inserted ones do not.
+    /// Values that do not exist afterwards under their name and with their elements.
     pub fn gone<'s>(&'s self, scope: &'s Scope) -> BTreeSet<&'s str> {
         let outputs = self.remove.iter().flat_map(|n| &scope.node(*n).output);
         let mut gone: BTreeSet<&str> = outputs.map(String::as_str).collect();
         for kept in self.insert.iter().flat_map(|n| &n.output) {
             gone.remove(kept.as_str());
         }
-        // What stands for an output of the body takes its name.
+        // A value that replaces an output of the body is renamed to it.
         let renamed = self.replace.iter().filter(|(old, _)| scope.is_output(old));
         gone.extend(renamed.map(|(_, new)| new.as_str()));
         gone.extend(self.changed.iter().map(String::as_str));
         gone
     }
 
-    /// The last node that comes also says what the metadata of those that go said: of one key every
-    /// different value, in the order of the nodes.
+    /// Adds the metadata of the removed nodes to the last inserted one: for each key every different value, in the
+    /// order of the nodes.
     fn keep_provenance(&mut self, body: &GraphProto) {
         let (Some(heir), true) = (self.insert.last_mut(), self.remove.len() > 1) else {
             return;
@@ -107,7 +107,7 @@ impl Patch {
         }
     }
 
-    /// Values that are read afterwards by what is new.
+    /// Values that inserted nodes and redirected readers read afterwards.
     pub fn uses(&self) -> BTreeSet<&str> {
         let inserted = self.insert.iter().flat_map(reads);
         inserted
@@ -185,8 +185,8 @@ pub fn text(name: &str, value: &str) -> AttributeProto {
     }
 }
 
-/// Applies patches that do not touch each other. In a body that fills constants as it runs, constants
-/// of one repeated element that take more than `filled_from` bytes are filled too, not stored.
+/// Applies patches that do not touch each other. Some bodies hold constants that nodes fill when the model runs. There,
+/// new constants of one repeated element and more than `filled_from` bytes are filled too, not stored.
 pub fn apply(
     body: &mut GraphProto,
     constants: &mut Constants,

@@ -59,7 +59,7 @@ struct Cut {
     step: i64,
 }
 
-/// The cuts a Slice of constants makes, where the size is known with bounds in `0..=size`.
+/// The cuts of a Slice with constant bounds. If the size is known, bounds are in `0..=size`.
 fn cuts(scope: &Scope, n: usize) -> Option<Vec<Cut>> {
     if !scope.is(n, "Slice") {
         return None;
@@ -94,7 +94,7 @@ fn cuts(scope: &Scope, n: usize) -> Option<Vec<Cut>> {
     Some(cuts)
 }
 
-/// The same cut with bounds from the beginning, where the size is known.
+/// The same cut, its bounds counted from the beginning if the size is known.
 fn normal(scope: &Scope, x: &str, cut: Cut) -> Cut {
     let size = size_at(scope, x, cut.axis).filter(|size| *size >= 0 && cut.step == 1);
     let Some(size) = size else {
@@ -173,7 +173,7 @@ fn join_slices(scope: &Scope, n: usize) -> Option<Patch> {
     Some(patch)
 }
 
-/// A cut of what a cut leaves, if both count from the beginning in steps of 1.
+/// A cut of the result of a cut, if both count from the beginning in steps of 1.
 fn composed(inner: Cut, outer: Cut) -> Option<Cut> {
     let plain = |c: Cut| c.step == 1 && c.start >= 0 && c.end >= 0;
     (plain(inner) && plain(outer)).then(|| Cut {

@@ -79,7 +79,7 @@ fn joined_axes(scope: &Scope, first: usize, n: usize, patch: &mut Patch) -> Opti
         rank(&scope.node(n).output[0])?,
     );
     let middle = rank(scope.input(n, 0)?)?;
-    // The positions of all dimensions that come or go, where all are there.
+    // All dimensions that come or go, as positions where all of them are there.
     let (inner, outer, all) = match op {
         "Unsqueeze" => (
             named_axes(scope, n, ends.1)?,
@@ -116,7 +116,7 @@ fn reshaped(scope: &Scope, x: &str, n: usize, patch: &mut Patch) -> Option<NodeP
     Some(node("Reshape", &[x, &name], Vec::new()))
 }
 
-/// The Reshape `n` itself, if its target copies no size of what it read.
+/// The Reshape `n` itself, reading `x`, if its target copies no size of its input.
 fn retargeted(scope: &Scope, x: &str, n: usize) -> Option<NodeProto> {
     if !scope.is(n, "Reshape") {
         return None;

@@ -53,7 +53,7 @@ enum Op<'a> {
 }
 
 impl<'a> Step<'a> {
-    /// Every way to read node `n` as one; which operand is constant is asked for later.
+    /// Every way to read node `n` as a step; whether that operand is constant is checked later.
     fn of(scope: &Scope<'a>, n: usize) -> Vec<Step<'a>> {
         let (Some(a), b) = (scope.input(n, 0), scope.input(n, 1)) else {
             return Vec::new();
@@ -73,7 +73,7 @@ impl<'a> Step<'a> {
         ops.into_iter().map(|(x, op)| Step { x, op }).collect()
     }
 
-    /// What it does, given how to look up the constant operand.
+    /// The scale and shift of the step. `values` looks up the constant operand.
     fn affine(&self, values: impl Fn(&'a str) -> Option<Vec<f64>>) -> Option<Affine> {
         let map = |name: &'a str, f: fn(f64) -> f64| -> Option<Vec<f64>> {
             Some(values(name)?.into_iter().map(f).collect())
@@ -121,7 +121,7 @@ fn before_product(scope: &Scope, n: usize) -> Option<Patch> {
     })
 }
 
-/// Nodes from the end of a decomposed operator to what gives it away, at most.
+/// Most nodes from the last node of a decomposed operator to the one it is recognized by.
 const PATTERN_DEPTH: usize = 4;
 
 /// Whether a node may be the last of a decomposed Gelu or LayerNormalization: rules here and in
@@ -358,7 +358,7 @@ mod tests {
         };
         let factors = vec![float("alpha", 3.0), float("beta", 0.5), int("transB", 1)];
         model(factors).gives(&["y = Gemm(x, w_1, b_1) {transB=1}"]);
-        // A row for each row of what is transposed would be a column.
+        // With `transA`, the row to add would become a column.
         let square = model(vec![int("transA", 1), int("transB", 1)]);
         assert_eq!(square.unverified().len(), 2);
     }

@@ -79,7 +79,7 @@ pub struct Surroundings<'a> {
     pub unknowns: &'a Unknowns,
     /// What the file is meant for.
     pub target: Target,
-    /// Whether initializers that are also inputs are constants: so in files before version 4.
+    /// Whether initializers that are also inputs are constants, as in files before version 4.
     pub inputs_are_constant: bool,
     /// Bytes of constants that folding may add to the file beyond those it removes.
     pub fold_limit: usize,
@@ -257,7 +257,7 @@ impl<'a> Scope<'a> {
         self.fact(name)?.constant.as_ref()?.all_equal()
     }
 
-    /// The first initializer, by name, of the same type, sizes and bits; itself if it is that.
+    /// The first initializer, by name, of the same type, sizes and bits; it may be the given one.
     pub fn first_equal_initializer(&self, name: &str) -> Option<&'a str> {
         let own = self.constants.get(name)?;
         let given = self.body.input.iter().any(|i| i.name == name);

@@ -1,8 +1,8 @@
-//! Sizes said by constants or by one Shape, so that chains of Shape, Gather, Unsqueeze, Concat die.
+//! Sizes written as constants or as one Shape, so that chains of Shape, Gather, Unsqueeze, Concat go away.
 //!
 //! - `constant-target`: `Reshape(x, Concat(Unsqueeze(Gather(Shape(x), 0)), [12]))` → `Reshape(x, [0, 12])`.
 //!   Reshape, Expand, Slice and Resize whose sizes follow from x's for every value of the symbols.
-//! - `earlier-shape`: `Shape(Relu(x))` → `Shape(x)`: x may be longer known, and equal ones meet.
+//! - `earlier-shape`: `Shape(Relu(x))` → `Shape(x)`: more may be known of x, and equal Shapes become one.
 //! - `sizes-from-shape` (opset 15, whose Shape has a range): `Unsqueeze(Gather(Shape(x), 1), 0)` →
 //!   `Shape(x) {start=1, end=2}`; also neighbours inside a Concat.
 //! - `equal-integers`: a value whose elements are, symbol by symbol, those of an earlier one → that one.
@@ -46,7 +46,7 @@ pub const RULES: &[Rule] = &[
     },
 ];
 
-/// Whether a value is given but not constant.
+/// Whether an input is present but not constant.
 fn is_open(scope: &Scope, n: usize, at: usize) -> bool {
     let fact = scope.input(n, at).and_then(|name| scope.fact(name));
     fact.is_some_and(|f| f.constant.is_none())
@@ -235,7 +235,7 @@ fn among_inputs(scope: &Scope, elements: &[SymExpr]) -> Option<(String, usize)> 
     inputs.find_map(|i| Some((i.name.clone(), run_in(scope, &i.name, elements)?)))
 }
 
-/// Where a value's sizes are these, side by side.
+/// Where these sizes stand side by side in the shape of a value.
 fn run_in(scope: &Scope, name: &str, elements: &[SymExpr]) -> Option<usize> {
     let sizes = scope.fact(name)?.shape.as_deref()?;
     let at = sizes
@@ -244,8 +244,7 @@ fn run_in(scope: &Scope, name: &str, elements: &[SymExpr]) -> Option<usize> {
     (scope.opset() >= 15 || elements.len() == sizes.len()).then_some(at)
 }
 
-/// A value with these sizes side by side: one whose Shape is among what `from` is computed of, else
-/// an input.
+/// A value with these sizes side by side: one whose Shape `from` is computed from, else an input.
 fn with_sizes(scope: &Scope, from: &str, elements: &[SymExpr]) -> Option<(String, usize)> {
     if elements.iter().all(|e| e.as_const().is_some()) {
         return None;
@@ -366,7 +365,7 @@ mod tests {
                 .declares(declared, "n")
                 .output_of("y", Element::I64, "1")
         };
-        // Neither of what is counted nor of what comes of it: only the step between goes.
+        // The Shapes of what is counted and of values computed from it stay; only the step between them goes.
         assert_eq!(counted("s").unverified().len(), 3);
         assert_eq!(counted("t").unverified().len(), 3);
     }
@@ -402,7 +401,7 @@ mod tests {
                 .only(&["constant-target"])
                 .unverified()
         };
-        // No size is said, which is a target of one element.
+        // An empty target asks for one element, and x has 24.
         assert_eq!(reshaped("0", ""), ["y = Reshape(x, t)"]);
         assert_eq!(reshaped("1", "24"), ["y = Reshape(x, [24])"]);
     }
@@ -461,7 +460,7 @@ mod tests {
         };
         slice(1).gives(&["y = Slice(x, [0], [-1], [0])"]);
         slice(2).gives(&["y = Slice(x, [0], [-2], [0])"]);
-        // If N is 2, 2 - 3 counts from the end, and -3 is before the beginning.
+        // If N is 2, 2 - 3 is negative and counts from the end, and -3 is before the beginning.
         slice(3).stays();
     }
 

@@ -3,10 +3,9 @@
 //! - `compute-unreshaped`: `Reshape(Tanh(Mul(Reshape(x, s), 2)), t)` → `Tanh(Mul(x, 2))` where the last
 //!   sizes are x's.
 //!
-//! Legal where every operator computes element by element of values of one shape and single numbers,
-//! what comes in is reshaped from sizes equal, symbol by symbol, to those that go out, and nothing else
-//! reads a value between: the elements stand in the same order throughout. Saves both reshapes and what
-//! says their targets.
+//! Legal where every operator computes element by element on values of one shape and single numbers, nothing else
+//! reads a value in between, and the sizes before the first reshape equal those after the last, symbol by symbol: the
+//! elements stand in the same order throughout. Saves both reshapes and what computes their targets.
 
 use super::Rule;
 use super::agnostic::is_number;

@@ -1,14 +1,13 @@
 //! Products that share an input, as one product.
 //!
 //! Before: `q = Add(MatMul(x, A), a); k = Add(MatMul(x, B), b); v = Add(MatMul(x, C), c)`; after:
-//! `s = Add(MatMul(x, [A B C]), [a b c]); q, k, v = Split(s)`. So for Gemm, and without biases.
+//! `s = Add(MatMul(x, [A B C]), [a b c]); q, k, v = Split(s)`. The same for Gemm, and without biases.
 //!
 //! Legal if the weights are constant, of one type and read by nobody else. Saves nodes, at the price of
-//! copying what is cut up. So with less than [`MIN_BYTES`] of weights only where the nodes become half as
-//! many (three products with biases, four without): tiny products cost what a Split costs, and three become
-//! 1.1 to 1.3 times as slow in ONNX Runtime (`bench/onnx/operator_times.py`). Not for more than
-//! [`MAX_BYTES`]: large products take their time in any case, and runtimes recognize attention by its three
-//! products.
+//! copying what is cut up. With less than [`MIN_BYTES`] of weights, products are stacked only if that halves the number
+//! of nodes (three products with biases, four without): tiny products cost what a Split costs, and three become
+//! 1.1 to 1.3 times as slow in ONNX Runtime (`bench/onnx/operator_times.py`). More than [`MAX_BYTES`] are never
+//! stacked: large products take their time in any case, and runtimes recognize attention by its three products.
 
 use super::Rule;
 use super::patch::{Patch, heir, int, ints, node};
@@ -22,10 +21,10 @@ pub const RULES: &[Rule] = &[Rule {
     at: stack,
 }];
 
-/// Bytes of weights from which on one node less is worth a Split.
+/// With at least this many bytes of weights, saving one node is worth a Split.
 pub const MIN_BYTES: usize = 1 << 14;
 
-/// Bytes of weights of one stack, at most.
+/// Most bytes of weights of one stack.
 pub const MAX_BYTES: usize = 1 << 20;
 
 fn stack(scope: &Scope, n: usize) -> Option<Patch> {

@@ -6,10 +6,10 @@ use crate::attributes::Attributes;
 use crate::operators::symbolic::is_at_least;
 use graph::SymExpr;
 
-/// The target that makes sizes `from` into `to`, which have the same product: a number, 0 for the size
-/// at the same place, -1 once. Beside a -1 no size may turn out 0: what is copied may, unless the
-/// original leaves the same place open (`open`), and fails as well. Sizes whose products are known to
-/// differ have no target: such a node fails in every run, and a file that says so is not well formed.
+/// The target with which a Reshape makes sizes `to` of sizes `from`, which have the same product: for each size a
+/// number, 0 for the size at the same place of `from`, or -1, at most once. Beside a -1 no size may be 0 in a run. A
+/// copied size may be 0, unless the original has its -1 at that place (`open`): then the original fails as well. Sizes
+/// whose products are known to differ have no target: such a node fails in every run, so the file is not well formed.
 pub fn reshape_target(
     from: Option<&[SymExpr]>,
     to: &[SymExpr],
@@ -28,7 +28,7 @@ pub fn reshape_target(
     let mut target = Vec::with_capacity(to.len());
     for (d, size) in to.iter().enumerate() {
         target.push(match size.as_const() {
-            // 0 would copy.
+            // In a target, 0 copies a size.
             Some(0) => return None,
             Some(n) => n,
             None if from.and_then(|f| f.get(d)) == Some(size) => 0,
@@ -53,7 +53,7 @@ pub fn target_between(scope: &Scope, from: &str, n: usize) -> Option<Vec<i64>> {
     reshape_target(from, to, left_open(scope, n))
 }
 
-/// Where the target of a Reshape says -1.
+/// The position of the -1 in the target of a Reshape.
 fn left_open(scope: &Scope, n: usize) -> Option<usize> {
     if !scope.is(n, "Reshape") {
         return None;
@@ -65,7 +65,7 @@ fn left_open(scope: &Scope, n: usize) -> Option<usize> {
     target.iter().position(|e| e.as_const() == Some(-1))
 }
 
-/// The target that expands sizes `from` to `to`: a number, 1 for a size that stays.
+/// The target that expands sizes `from` to `to`: for each size a number, or 1 for a size that stays.
 pub fn expand_target(from: &[SymExpr], to: &[SymExpr]) -> Option<Vec<i64>> {
     let skip = to.len().checked_sub(from.len())?;
     let size = |(d, size): (usize, &SymExpr)| {
@@ -75,8 +75,8 @@ pub fn expand_target(from: &[SymExpr], to: &[SymExpr]) -> Option<Vec<i64>> {
     to.iter().enumerate().map(size).collect()
 }
 
-/// Where a slice forwards begins or ends, as a constant: the number, what is left of `size` counted
-/// from the end, or `i64::MAX` at and beyond the end (`None` for a beginning there).
+/// Where a forward slice begins or ends, as a constant: the number itself, its distance to the end as a negative
+/// number, or `i64::MAX` for an end at or after that of the dimension (`None` for such a beginning).
 pub fn bound(at: &SymExpr, size: &SymExpr, is_end: bool) -> Option<i64> {
     if let Some(n) = at.as_const() {
         return Some(n);
@@ -85,8 +85,8 @@ pub fn bound(at: &SymExpr, size: &SymExpr, is_end: bool) -> Option<i64> {
     if is_end && is_at_least(&-before_end.clone(), 0) {
         return Some(i64::MAX);
     }
-    // Below 0 the size is added once more, which may end up inside: at n - 3 of n = 2, say. At n - 2
-    // and n - 1 it does for no size.
+    // A position below 0 gets the size added once more and may end up inside: `n - 3` does for n = 2. `n - 1` and
+    // `n - 2` never do.
     let inside = is_at_least(at, 0);
     before_end
         .as_const()

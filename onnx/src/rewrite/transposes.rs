@@ -9,8 +9,8 @@
 //! transpose by `p⁻¹` want them moved, everything outside of the region wants them as they are.
 //!
 //! Legal because these operators compute the same elements, constants are stored moved, and values
-//! keep their names where something outside reads them. Fires only if there are then fewer
-//! transpositions moving no more bytes, or as many moving fewer: so it ends.
+//! keep their names where something outside reads them. Fires only if that leaves fewer transpositions that
+//! move no more bytes, or as many that move fewer bytes, so rewriting ends.
 
 use super::Rule;
 use super::agnostic::{
@@ -33,7 +33,7 @@ pub const RULES: &[Rule] = &[Rule {
 const LAUNCH: u64 = 1 << 12;
 /// The size that symbols are counted as.
 const TYPICAL_SIZE: i64 = 16;
-/// Operators in a region; larger ones are left.
+/// Most operators of a region; larger ones are left alone.
 const MAX_REGION: usize = 4096;
 
 fn move_transpositions(scope: &Scope, n: usize) -> Option<Patch> {
@@ -228,7 +228,7 @@ struct Move<'r, 's, 'a> {
     region: &'r Region<'s, 'a>,
     chosen: BTreeSet<usize>,
     patch: Patch,
-    /// What holds each value moved.
+    /// For each value, the name of its moved form.
     names: BTreeMap<String, String>,
 }
 
@@ -269,7 +269,7 @@ impl Move<'_, '_, '_> {
         Some(())
     }
 
-    /// What holds a value moved; a new transposition if nothing does yet.
+    /// The name of the moved form of a value; adds a transposition if there is none yet.
     fn moved_value(&mut self, value: &str) -> Option<String> {
         let scope = self.region.scope;
         if let Some(name) = self.names.get(value) {
@@ -302,7 +302,7 @@ impl Move<'_, '_, '_> {
         Some(name)
     }
 
-    /// Readers of a value that is now computed moved.
+    /// Adapts the readers of a value that is now computed moved.
     fn readers(&mut self, value: &str) -> Option<()> {
         let (scope, q) = (self.region.scope, &self.region.q);
         let name = self.names.get(value)?.clone();

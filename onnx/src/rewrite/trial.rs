@@ -113,7 +113,7 @@ fn set(domain: &str, version: i64) -> OperatorSetIdProto {
     }
 }
 
-/// `y = F0(x)`, where each of the functions calls the next one so often, and the last is a Relu.
+/// `y = F0(x)`, where each of the functions calls the next one `n_calls` times, and the last is a Relu.
 pub fn nested(n_functions: usize, n_calls: usize) -> Trial {
     let trial = Trial::new(17).input("x", "4").output("y", "4");
     let mut trial = trial.node("y = local.F0(x)");

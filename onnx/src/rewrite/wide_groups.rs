@@ -5,10 +5,10 @@
 //! added as far as elementwise steps, means over space and their products carry them: from the
 //! convolutions without groups that compute the values to those that read them.
 //!
-//! Legal if the weights are constants of their own and no such value is an output; what is added is
-//! read with weights of 0. An infinity makes its neighbours NaN, so verification has the last word.
-//! ONNX Runtime computes groups in blocks of 16 channels or else by a general, slower way: it saves
-//! that, and rearranging the data before and after (28×28×104 in groups of 8: 0.54 against 0.37 ms).
+//! Legal if each convolution's weights are a constant that nothing else reads, and no such value is an output; added
+//! channels are read with weights of 0. An infinity makes its neighbours NaN, so verification has the last word.
+//! ONNX Runtime computes groups in blocks of 16 channels, or else in a general, slower way with data rearranged
+//! before and after; this is saved (28×28×104 in groups of 8: 0.54 against 0.37 ms).
 //! The file grows by the zeros.
 
 use super::patch::{Patch, heir};
@@ -27,7 +27,7 @@ pub const RULES: &[Rule] = &[Rule {
 
 /// Channels of a block.
 const BLOCK: usize = 16;
-/// Values that are given more channels with one convolution, at most.
+/// Most values that are given more channels with one convolution.
 const MAX_VALUES: usize = 32;
 
 /// A convolution of images whose weights are a constant of its own.
@@ -116,7 +116,7 @@ fn widen(scope: &Scope, n: usize) -> Option<Patch> {
     Some(patch)
 }
 
-/// Values that get channels together, and the nodes that compute or read them.
+/// Values that get more channels together, and the nodes that compute or read them.
 #[derive(Default)]
 struct Reached<'a> {
     values: BTreeSet<&'a str>,
@@ -124,7 +124,7 @@ struct Reached<'a> {
 }
 
 impl<'a> Reached<'a> {
-    /// Adds a value and all that get channels with it; `None` if one cannot.
+    /// Adds a value and all that must get more channels with it; `None` if one of them cannot.
     fn from(&mut self, scope: &Scope<'a>, value: &'a str, channels: usize) -> Option<()> {
         let mut waiting = vec![value];
         while let Some(value) = waiting.pop() {
@@ -156,8 +156,8 @@ fn is_plain(scope: &Scope, n: usize) -> bool {
     Convolution::new(scope, n).is_some_and(|c| c.groups == 1)
 }
 
-/// The values of a node that have the same channels, each on its own: inputs and output. `None` if the
-/// node mixes channels or has a meaning for their number.
+/// The values of a node, inputs and output, that have the same channels and keep them apart. `None` if the
+/// node mixes channels or depends on their number.
 fn carried<'a>(scope: &Scope<'a>, n: usize, channels: usize) -> Option<Vec<&'a str>> {
     let node = scope.node(n);
     let output = node.output.first()?.as_str();
@@ -246,7 +246,7 @@ mod tests {
             .constant("b", reals(&[channels]))
             .constant("w", reals(&[channels, width, 3, 3]))
             .constant("d", reals(&[5, channels, 1, 1]))
-            // Two products on the way make every channel NaN where one element is infinite.
+            // With two products on the way, an infinite element makes every channel NaN.
             .node("o = Conv(x, mixed)")
             .node("p = Conv(o, a, b)")
             .node("q = Relu(p)")

@@ -10,7 +10,7 @@ use crate::proto::ValueInfoProto;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Who is asked for which values.
+/// The program to ask, and the values to ask it for.
 pub(super) struct Asked {
     oracle: Arc<dyn Oracle>,
     model: Model,

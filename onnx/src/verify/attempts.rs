@@ -1,4 +1,4 @@
-//! Sizes and kinds of numbers to try a model with, as values that can be compared and told of.
+//! Sizes and kinds of numbers to try a model with, as values that can be compared and described.
 //!
 //! Owns how an attempt is described; which ones are made is for `samples.rs`.
 
@@ -6,7 +6,7 @@ use super::samples::Planted;
 use graph::{Bindings, Symbol};
 use std::collections::BTreeMap;
 
-/// What integers are made up that look nothing up.
+/// How integers are made up if they look nothing up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Integers {
     /// 0 and 1: masks.
@@ -15,7 +15,7 @@ pub(super) enum Integers {
     Signed,
     /// 0, also where something is looked up.
     Zeros,
-    /// 1 where nothing is looked up: masks that leave everything.
+    /// 1 where nothing is looked up: masks that leave everything in.
     Ones,
 }
 
@@ -24,9 +24,9 @@ pub(super) enum Integers {
 pub struct Attempt {
     pub(super) sizes: BTreeMap<String, i64>,
     pub(super) integers: Integers,
-    /// Whether floats are all above zero: what fits logarithms and roots.
+    /// Whether floats are all above zero, as logarithms and roots need.
     pub(super) positive: bool,
-    /// Whether inputs that decide sizes are what the declared sizes ask for.
+    /// Whether inputs that decide sizes are made to fit the declared sizes.
     pub(super) fitted: bool,
 }
 
@@ -36,7 +36,7 @@ impl Attempt {
         self.positive
     }
 
-    /// Returns the attempt with masks that leave everything.
+    /// Returns the attempt with masks that leave everything in.
     pub fn unmasked(&self) -> Attempt {
         Attempt {
             integers: Integers::Ones,

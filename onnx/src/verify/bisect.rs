@@ -1,11 +1,11 @@
 //! Rewriting with proof: on a difference the guilty application is found, refused, and the rest kept.
 //!
 //! Rewriting is a function of the model and the options, so the first k applications can be made again
-//! for any k. If k make no difference and k + 1 do, application k + 1 is guilty: it is refused by rule
-//! and site, and all begins again. Cost: one run of the rewritten model per halving. A rule that is guilty at
-//! several sites is refused everywhere; where too many are guilty, or the search takes too long, what was
-//! rewritten before the last guilty one is kept, which was shown to make no difference. Where the caller's time is
-//! over, the longest beginning that was shown to make none is kept.
+//! for any k. If the first k make no difference and the first k + 1 do, application k + 1 is guilty: it is refused by
+//! rule and site, and all begins again. Cost: one run of the rewritten model per halving. A rule that is guilty at
+//! several sites is refused everywhere. If too many are guilty, or the search takes too long, what was rewritten
+//! before the last guilty one is kept, which was shown to make no difference. If the caller's time is over, the
+//! longest beginning that was shown to make none is kept.
 
 use super::{Checker, Evidence, Options, SamplesRun, VerifyError};
 use crate::file::Model;
@@ -13,9 +13,9 @@ use crate::rewrite::{self, Application, Rewritten};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
-/// Guilty applications that are dropped before the rest is left as it is.
+/// Most guilty applications that are dropped one by one. After these, only what was rewritten before the last is kept.
 const MAX_DROPPED: usize = 32;
-/// Sites at which a rule is guilty before it is refused everywhere.
+/// Most sites at which a rule may be guilty; after these it is refused everywhere.
 const MAX_SITES: usize = 4;
 /// How long guilty applications are looked for.
 const LONGEST_SEARCH: Duration = Duration::from_secs(300);
@@ -38,9 +38,9 @@ pub struct Proof {
 pub struct Stopped {
     /// Rewrites that were shown to make no difference; the model has these.
     pub n_verified: usize,
-    /// Rewrites that there would have been.
+    /// Rewrites there would have been with more time.
     pub n_rewrites: usize,
-    /// With how many of the given samples the original ran, if the time was over before it had with all.
+    /// With how many of the given samples the original ran, if time was over before it had run with all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub samples: Option<SamplesRun>,
 }
@@ -77,7 +77,7 @@ pub fn prove(
 ) -> Result<Proof, ProveError> {
     progress("running the original and rewriting");
     let mut options = rewriting.clone();
-    // What is rewritten first does not depend on what the original gives.
+    // The first rewriting does not depend on the results of the original.
     let (checker, first) = std::thread::scope(|scope| {
         let rewriting = scope.spawn(|| rewrite::rewrite(&model.proto, &model.folder, rewriting));
         let checker = Checker::in_time(model, verifying);
@@ -89,7 +89,7 @@ pub fn prove(
     });
     let checker = match checker {
         Ok(checker) => checker,
-        // Nothing is known but that the original is the original.
+        // Nothing was compared, so the model stays as it is.
         Err(VerifyError::Late { .. }) => {
             return Ok(Proof {
                 rewritten: unchanged(model),
@@ -133,7 +133,7 @@ pub fn prove(
         };
         let n_rewrites = rewritten.applied.len();
         let stopped = |best| stopped(model, &checker, best, dropped.clone(), n_rewrites);
-        // A run that was cut short says nothing of a rewrite.
+        // A run that was cut short says nothing about a rewrite.
         if verifying.is_late() {
             return stopped(best);
         }
@@ -158,7 +158,7 @@ pub fn prove(
     }
 }
 
-/// A verdict; a witness that could not be asked is none, and no rewrite is to blame for it.
+/// A verdict on a rewrite. That a witness could not be asked is no verdict: no rewrite is to blame for it.
 fn judged(
     verdict: Result<Evidence, VerifyError>,
 ) -> Result<Result<Evidence, VerifyError>, ProveError> {
@@ -168,7 +168,7 @@ fn judged(
     }
 }
 
-/// That the original ran with none of the samples, if there are several.
+/// With several samples: the record that the original ran with none of them.
 fn none_run(n_given: usize) -> Option<SamplesRun> {
     (n_given > 1).then_some(SamplesRun { n_run: 0, n_given })
 }
@@ -180,7 +180,7 @@ fn unchanged(model: &Model) -> Rewritten {
     }
 }
 
-/// What is kept where the time is over.
+/// What is kept when the time is over.
 fn stopped(
     model: &Model,
     checker: &Checker,
@@ -190,7 +190,7 @@ fn stopped(
 ) -> Result<Proof, ProveError> {
     let (rewritten, evidence) = match best {
         Some(best) => best,
-        // The original gives what it gives.
+        // The original gives what the original gives: only a check of that is left.
         None => {
             let unchanged = unchanged(model);
             let evidence = checker.check(&unchanged.model);
@@ -209,8 +209,8 @@ fn stopped(
     })
 }
 
-/// The application with which the difference begins, and how many before it make none; `None` if the time is over
-/// first. `best` becomes the longest beginning that was shown to make no difference.
+/// The application with which the difference begins, and how many before it make none; `None` if time is over
+/// before it is found. `best` becomes the longest beginning that was shown to make no difference.
 fn guilty(
     model: &Model,
     checker: &Checker,
@@ -264,7 +264,7 @@ mod tests {
     use crate::rewrite::trial::{Trial, reals};
     use crate::rewrite::{Patch, Rule, Scope, rule_names};
 
-    /// Sub becomes Add; Abs becomes Relu, which is right for what is not negative.
+    /// Sub becomes Add; Abs becomes Relu, which is right only for inputs that are not negative.
     const WRONG: &[Rule] = &[
         Rule {
             name: "wrong",

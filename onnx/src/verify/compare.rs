@@ -52,12 +52,12 @@ pub(super) fn errors(
     };
     same_kinds(&old, &new)?;
     let exact = exact.and_then(Tensor::to_f64);
-    // Without an exact result the original stands for it.
+    // Without an exact result, the original is the reference.
     let reference = exact.as_deref().unwrap_or(&old);
     if reference.len() != old.len() {
         return Err("the original has other sizes in float64".to_string());
     }
-    // Elements that both give exactly, such as what a mask fills in, say nothing of the others' size.
+    // Elements that both give exactly, such as what a mask fills in, say nothing about the size of the others.
     let pairs = reference.iter().zip(old.iter().zip(&new));
     let inexact = pairs.filter(|(r, (a, b))| r.is_finite() && !(a == b && a == r));
     let scale = inexact.fold(0.0f64, |m, (r, _)| m.max(r.abs()));
@@ -85,7 +85,7 @@ pub(super) fn errors(
 /// Slices of fewer elements say nothing by themselves: an original may happen to be exact there. See
 /// [`ShortSlices`].
 const LEAST_SLICE: usize = 16;
-/// Largest number of short slices whose sums are kept: more would be larger than what is compared.
+/// Most short slices whose sums are kept: more would take more memory than the compared values.
 const MOST_SHORT_SLICES: usize = 1 << 16;
 
 /// One output three times, row-major.
@@ -96,9 +96,9 @@ struct Values<'a> {
 }
 
 impl Values<'_> {
-    /// Holds the mean square errors of every slice along every dimension against each other, since what
-    /// is joined may be of different magnitude, and the largest elements would hide the others. `relative` is a
-    /// part of the slice's own elements.
+    /// Compares the mean square errors of both models for every slice along every dimension: joined parts may differ in
+    /// magnitude, and the largest elements would hide the others. `relative` is a tolerance relative to the elements of
+    /// the slice.
     fn compare_slices(&self, shape: &[usize], relative: f64) -> Result<(), String> {
         let n: usize = shape.iter().product();
         let mut inner = n;
@@ -134,8 +134,8 @@ impl Values<'_> {
     }
 }
 
-/// Slices of few elements, put together over all runs with finite inputs: of a model that gives one number
-/// of each kind there is no other way to see one that is wrong beside much larger ones.
+/// Slices of few elements, summed over all runs with finite inputs. If a model gives one number of each kind, only this
+/// shows that one of them is wrong beside much larger ones.
 #[derive(Debug, Default)]
 pub(super) struct ShortSlices {
     /// Sums by value and dimension; `None` if sizes differ between runs.
@@ -198,7 +198,7 @@ impl ShortSlices {
         self.sums.retain(|(value, _), _| *value != n);
     }
 
-    /// The position of a value with a slice whose error is larger than chance explains, and a sentence.
+    /// The position of a value with a slice whose error is larger than chance explains, and a sentence about it.
     pub(super) fn worst(&self, tolerance: f64) -> Option<(usize, String)> {
         let known = self.sums.iter();
         let known = known.filter_map(|(key, sums)| Some((key, sums.as_ref()?)));
@@ -224,9 +224,9 @@ impl ShortSlices {
 }
 
 impl Sums {
-    /// The fewer elements, the more often is one root mean square that many times another of the same
-    /// kind: of n, s times about as often as s⁻ⁿ. One in a million, for all slices together, is a
-    /// difference.
+    /// Compares root mean squares of the two errors. The fewer elements, the more often chance makes one `s` times
+    /// the other: of n elements about as often as s⁻ⁿ. What chance explains less than once in a million, over all
+    /// slices together, is a difference.
     fn is_wrong(&self, n_slices: usize, tolerance: f64) -> bool {
         if self.n < 2 {
             return false;
@@ -237,7 +237,7 @@ impl Sums {
     }
 }
 
-/// NaN where there was NaN, the same infinities.
+/// Checks that NaN and both infinities are at the same places.
 fn same_kinds(old: &[f64], new: &[f64]) -> Result<(), String> {
     let kind = |v: f64| match v {
         v if v.is_nan() => "NaN",

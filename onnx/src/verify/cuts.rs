@@ -1,8 +1,8 @@
 //! Where models are cut: nodes that have no meaning here.
 //!
-//! What such a node reads is compared, what it gives is made up. A value that cannot be made up, a
-//! sequence say, makes the nodes that read it cuts too. What cannot be read, an initializer of 4-bit
-//! integers say, is compared bit by bit. The node itself must be the same in both models.
+//! What such a node reads is compared, what it gives is made up. A value that cannot be made up, such as a
+//! sequence, makes the nodes that read it cuts too. What cannot be read, such as an initializer of 4-bit
+//! integers, is compared bit by bit. The node itself must be the same in both models.
 
 use super::VerifyError;
 use crate::attributes::{Attributes, bodies, bodies_mut, is_standard};
@@ -77,12 +77,12 @@ impl<'m> Cuts<'m> {
         cuts
     }
 
-    /// Whether a cut gives other numbers at every run.
+    /// Whether a cut gives other numbers in every run.
     pub fn draws(&self, node: &NodeProto) -> bool {
         is_random(node) || (node.op_type == "Dropout" && is_standard(node))
     }
 
-    /// Values that depend on cuts of a kind.
+    /// Values that depend on the cuts that `kind` chooses.
     pub fn after(
         &self,
         model: &'m ModelProto,
@@ -119,8 +119,8 @@ impl<'m> Cuts<'m> {
         known.map(str::to_string).collect()
     }
 
-    /// The first cut, with its position among the model's nodes, that another model computes under the same
-    /// name by another node.
+    /// The first cut that another model computes under the same name by another node, with its position among the
+    /// model's nodes.
     pub fn changed<'o>(
         &self,
         model: &'m GraphProto,
@@ -214,7 +214,7 @@ pub fn is_known(functions: &Functions, node: &NodeProto) -> bool {
 fn has_meaning(node: &NodeProto) -> bool {
     let training = match node.op_type.as_str() {
         "Dropout" => Attributes::new(node).int("is_test") == Some(0),
-        // Up to operator set 13, with what training needs besides.
+        // These are versions up to operator set 13 with further outputs, which only training needs.
         "BatchNormalization" => node.output.len() > 3,
         _ => false,
     };
@@ -237,7 +237,7 @@ fn may_drop(graph: &GraphProto, node: &NodeProto) -> bool {
     value.and_then(|value| value.to_i64()) != Some(vec![0])
 }
 
-/// Whether a node gives elements of a type that is not computed with, 8-bit floats say.
+/// Whether a node gives elements of a type that is not computed with, such as 8-bit floats.
 fn is_foreign(node: &NodeProto) -> bool {
     let a = Attributes::new(node);
     let types = ["to", "dtype", "output_dtype"].map(|name| a.int(name));
@@ -304,7 +304,7 @@ fn is_computed_with(graph: &GraphProto, name: &str) -> bool {
     })
 }
 
-/// Names a node reads, in the order in which they stand there, in its bodies too.
+/// Names that a node and its bodies read, in the order in which they stand there.
 fn reads(node: &NodeProto) -> Vec<&str> {
     let mut names: Vec<&str> = node
         .input
@@ -340,7 +340,7 @@ fn twin<'o>(cut: &NodeProto, own: &GraphProto, other: &'o GraphProto) -> Option<
     (given(found) == given(cut)).then_some(found)
 }
 
-/// A node without the names of what it reads from around it, of what it gives, and of itself.
+/// A node without its own name, the names of its outputs, and the names that it reads from outside.
 fn anonymous(node: &NodeProto) -> Vec<u8> {
     fn blank(node: &mut NodeProto, free: &dyn Fn(&str) -> bool) {
         for input in node.input.iter_mut().filter(|i| free(i)) {
@@ -365,7 +365,7 @@ fn anonymous(node: &NodeProto) -> Vec<u8> {
     blank(&mut node, &|_| true);
     node.name.clear();
     node.output.iter_mut().for_each(String::clear);
-    // Where an optional input is absent stays part of the node.
+    // Which optional inputs are absent still counts.
     let mut bytes = node.encode_to_vec();
     bytes.extend(given.into_iter().map(u8::from));
     bytes

@@ -1,5 +1,5 @@
-//! Where two models begin to differ: the first value, by name, that both compute, that is not the same, and from
-//! which a difference of an output may come.
+//! Where two models begin to differ: the first value that both compute under one name, that is not the same, and that
+//! may cause a difference of an output.
 //!
 //! A rewrite may keep the name of a value and give it another meaning: a convolution takes over a normalization, say,
 //! and keeps its own name. So a value is not blamed if only values that are the same again lie between it and the
@@ -33,12 +33,12 @@ pub struct Comparison {
     pub renamed: Vec<(String, String)>,
 }
 
-/// A name that stands for another value in the second model.
+/// A name that has another value in the second model.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Reused {
     /// The name.
     pub value: String,
-    /// The name that the first model has for that value, if it has it.
+    /// The name that the first model has for the second model's value, if it has that value.
     pub like: Option<String>,
     /// What is not the same about the nodes that compute it.
     pub differences: Vec<Difference>,
@@ -195,7 +195,7 @@ struct Judged<'m> {
     graphs: (&'m GraphProto, &'m GraphProto),
     /// Names that both models compute, in the order of the first.
     shared: &'m [&'m str],
-    /// Those of them that tell whether the models do the same: outputs, and what nodes without a meaning read. Empty if
+    /// Those of them that show whether the models do the same: outputs, and what nodes without a meaning read. Empty if
     /// the second model lacks an output.
     ends: &'m [&'m str],
     /// Those that differ, by position, and how.
@@ -206,7 +206,7 @@ struct Judged<'m> {
     renamed: &'m BTreeMap<String, String>,
 }
 
-/// Whether inputs, which are, and values that both models compute are the same.
+/// Whether each value is the same in both models: inputs always are.
 fn same<'m>(
     feeds: &'m Values,
     shared: &[&'m str],
@@ -234,7 +234,7 @@ impl<'m> Judged<'m> {
         Some(same_elements(a, folders.0, b, folders.1))
     }
 
-    /// Names from which, in one of the models, an end that differs is computed without a value between that is the same.
+    /// Names from which, in one of the models, a differing end is computed with no value in between that is the same.
     /// All names, if there are no ends.
     fn reached(&self) -> BTreeSet<&'m str> {
         if self.ends.is_empty() {
@@ -300,7 +300,7 @@ impl<'m> Judged<'m> {
     }
 }
 
-/// Values that the first model alone has a name for, in a run.
+/// The values in a run that only the first model has a name for.
 #[derive(Default)]
 struct Alike {
     names: Vec<String>,
@@ -320,12 +320,12 @@ impl Alike {
                 found,
                 exact,
             },
-            // Then nothing is known of them.
+            // If the first model does not run, nothing is known of them.
             _ => Alike::default(),
         }
     }
 
-    /// The name of a value in the first model.
+    /// The name of the first model's value that `value` equals.
     fn name_of(&self, value: &Tensor) -> Option<String> {
         let is_value = |n: &usize| {
             let (found, exact) = (&self.found[*n], &self.exact[*n]);
@@ -336,8 +336,8 @@ impl Alike {
     }
 }
 
-/// A node without a meaning here that is another one in the second model, unless what differs by its
-/// numbers comes before it.
+/// Blames a node without a meaning here that was replaced in the second model, unless a difference in numbers was
+/// found before it.
 fn earlier(
     graph: &GraphProto,
     shared: &[&str],
@@ -379,7 +379,7 @@ fn outputs(graph: &GraphProto) -> impl Iterator<Item = &str> {
     names.map(String::as_str).filter(|name| !name.is_empty())
 }
 
-/// The first model's values, on inputs and at sizes it runs with.
+/// The first model's values, on made-up inputs at sizes it runs with.
 fn run(
     model: &Model,
     sampler: &mut Sampler,

@@ -1,4 +1,4 @@
-//! Values that fit inputs which decide sizes: what a Reshape, a Resize or a Slice reads beside its data.
+//! Values for inputs that decide sizes: what a Reshape, a Resize or a Slice reads beside its data.
 //!
 //! Owns which values fit, by operator and position, from the sizes that the file declares. When they are tried is for
 //! `samples.rs`. They are inputs like others: nothing is taken for granted from them.
@@ -14,9 +14,9 @@ use crate::proto::{GraphProto, NodeProto};
 use crate::tensor::Tensor;
 use graph::{Bindings, SymExpr};
 
-/// An end of a slice behind every size.
+/// An end of a slice beyond every size.
 const BEHIND: i64 = 1 << 30;
-/// Divisors are at most that.
+/// The largest divisor.
 const MOST_DIVISOR: u64 = 9;
 
 /// What fits an input.
@@ -24,7 +24,7 @@ const MOST_DIVISOR: u64 = 9;
 pub(super) enum Fitting {
     /// These elements.
     Integers(Vec<SymExpr>),
-    /// Sizes of a result over those of what it is made from.
+    /// Scales: sizes of a result divided by those of what it is made from.
     Scales(Vec<(SymExpr, SymExpr)>),
     /// Corners of a region: its starts, then its ends, as parts of the whole.
     Region(usize),
@@ -33,7 +33,7 @@ pub(super) enum Fitting {
 }
 
 impl Fitting {
-    /// What fits the input `name` as the first node reads it that asks for something.
+    /// What fits the input `name`: what the first node asks for that reads it and asks for something.
     pub fn new(graph: &GraphProto, facts: &Facts, name: &str, shape: &[SymExpr]) -> Option<Self> {
         let whole = Whole { graph, facts };
         let n = match shape {
@@ -41,7 +41,7 @@ impl Fitting {
             [n] => n.as_const().and_then(|n| usize::try_from(n).ok()),
             _ => None,
         };
-        // A longer list decides no sizes, whatever a file declares.
+        // A longer list decides no sizes, whatever the file declares.
         let Some(n) = n.filter(|n| *n <= MAX_ELEMENTS) else {
             return whole.divisors(name);
         };
@@ -74,7 +74,7 @@ impl Fitting {
         match self {
             Fitting::Integers(values) => ints(values.iter().map(value).collect::<Option<_>>()?),
             Fitting::Scales(pairs) => {
-                // A quarter more, so that the product with the size is not rounded below the result's.
+                // A quarter is added, so that scale times size is never rounded to less than the result's size.
                 let scale = |(to, from): &(SymExpr, SymExpr)| match (value(to)?, value(from)?) {
                     (to, from) if to == from => Some(1.0),
                     (_, 0) => None,
@@ -112,7 +112,7 @@ struct Whole<'g> {
 }
 
 impl Whole<'_> {
-    /// Something to divide by, where integers are divided by `name`.
+    /// [`Fitting::Divisors`], if integers are divided by `name`.
     fn divisors(&self, name: &str) -> Option<Fitting> {
         let divides = |node: &&NodeProto| {
             let is_division = matches!(node.op_type.as_str(), "Div" | "Mod");
@@ -185,7 +185,8 @@ impl Whole<'_> {
         (pairs.len() == n).then_some(Fitting::Scales(pairs))
     }
 
-    /// Starts or ends of a Slice: what leaves the declared sizes; the first element left out where that is possible.
+    /// Starts or ends with which a Slice gives the declared sizes. If a dimension is not kept whole, its first element
+    /// is left out.
     fn bounds(&self, node: &NodeProto, is_end: bool, n: usize) -> Option<Fitting> {
         let axes = match node.input.get(3).filter(|name| !name.is_empty()) {
             Some(name) => self.facts.get(name).and_then(|fact| fact.known_ints()),
@@ -247,7 +248,7 @@ mod tests {
     use crate::verify::cuts::Cuts;
     use crate::verify::{Checker, Options};
 
-    /// What an input is in each run of a model.
+    /// The values of an input in each run of a model.
     fn made_up(trial: &Trial, name: &str) -> Vec<Vec<f64>> {
         let model = trial.model();
         let checker = Checker::new(&model, &Options::default());
@@ -330,7 +331,7 @@ mod tests {
             let trial = trial.with("y = Cast(q)", vec![int("to", 1)]);
             let divisors = made_up(&trial.output("y", sizes), "b");
             assert!(divisors.iter().flatten().all(|n| *n != 0.0), "{divisors:?}");
-            // Masks would be 0 and 1.
+            // Values made up for masks would be 0 and 1.
             assert!(
                 divisors.iter().flatten().any(|n| n.abs() > 1.0),
                 "{divisors:?}"

@@ -11,8 +11,8 @@ use crate::tensor::Tensor;
 use graph::SymExpr;
 use std::collections::BTreeMap;
 
-/// The sizes that hold in every run: those a caller gives, and those of the inputs a caller gives.
-/// `known` are the model's inputs that are made up where nobody gives them, with their names of sizes.
+/// The sizes that hold in every run: those that a caller gives, and those of the inputs that a caller gives. `known`
+/// are the model's inputs, which are made up where nobody gives them, with the names of their sizes.
 ///
 /// # Errors
 /// [`VerifyError::Given`]: an input or a size the model does not have, another type, sizes that do not
@@ -73,7 +73,7 @@ pub fn relation(text: &str) -> Result<SymExpr, String> {
     };
     let is_one_number = is_number(text.trim());
     let mut sum = SymExpr::constant(0);
-    // The sign of `1e+3` joins no sizes.
+    // The `+` of a number such as `1e+3` is no sum.
     for term in text.split(|c| c == '+' && !is_one_number) {
         let mut product = SymExpr::constant(1);
         for part in term.split('*') {
@@ -90,10 +90,10 @@ fn is_number(text: &str) -> bool {
     begins && text.parse::<f64>().is_ok()
 }
 
-/// Holds relations against the dynamic sizes there are.
+/// Checks relations against the model's dynamic sizes.
 ///
 /// # Errors
-/// [`VerifyError::Given`]: an unknown name, or a size that follows from one that follows itself.
+/// [`VerifyError::Given`]: an unknown name, or a size that follows from one that itself follows from others.
 pub(super) fn known_relations(
     relations: &BTreeMap<String, SymExpr>,
     names: &[String],
@@ -120,7 +120,7 @@ pub(super) fn known_relations(
     Ok(())
 }
 
-/// Holds a tensor against what is declared; sizes with a name get their value.
+/// Checks a tensor against what is declared; named sizes get their value.
 fn fit(
     name: &str,
     tensor: &Tensor,

@@ -1,6 +1,6 @@
 //! Whether a training graph gives the loss of a model, and that loss's gradients.
 //!
-//! Everything in float64, by this room's interpreter, which shares nothing with what differentiates.
+//! Everything runs in float64 in this room's interpreter, which shares nothing with what differentiates.
 //! The loss is computed again from the outputs of the model itself. Gradients are held against central
 //! differences `(L(p + h·d) − L(p − h·d)) / 2h` along random directions `d` through all that is
 //! differentiated at once; a direction's parts are scaled so that what each tensor contributes counts.
@@ -40,13 +40,13 @@ const MOST_LOSS_ERROR: f64 = 1e-6;
 const ROUNDINGS: f64 = 8.0;
 /// Steps relative to the parameters: where one meets a kink or drowns in rounding, another may not.
 const STEPS: [f64; 5] = [3e-7, 3e-6, 3e-8, 3e-5, 3e-9];
-/// Two differences agree if they are that part of their distance to the gradient apart.
+/// Two differences agree if they are at most this part of their distance to the gradient apart.
 const AGREEING: f64 = 0.1;
 /// How far parameters are moved first, relative to their size.
 const MOVED: f64 = 1e-2;
 /// Tensors that contribute little are moved by up to that factor more.
 const MOST_BOOST: f64 = 100.0;
-/// Numbers that are differentiated at most, which take about 50 bytes each here.
+/// Most numbers that are differentiated; each takes about 50 bytes here.
 const MOST_NUMBERS: usize = 1 << 27;
 
 /// What was found.
@@ -70,7 +70,7 @@ pub enum GradientError {
     /// It cannot be tried; a sentence.
     #[error("{0}")]
     Untried(String),
-    /// The loss is another.
+    /// The loss is not that of the model's outputs.
     #[error("the loss is {found:e}, but from the model's outputs it is {expected:e} ({run})")]
     Loss {
         /// The training graph's.
@@ -80,15 +80,15 @@ pub enum GradientError {
         /// The seed and the sizes.
         run: String,
     },
-    /// The loss is there, and what computes the gradients does not fit together.
+    /// The loss can be computed, but what computes the gradients does not fit together.
     #[error("its gradients cannot be computed: {what} ({run})")]
     Broken {
-        /// The node that refuses, and what.
+        /// The node that refuses, and why.
         what: String,
         /// The seed and the sizes.
         run: String,
     },
-    /// What a training graph gives depends on whether it gives its gradients as well.
+    /// An output of a training graph changes if the graph does not give its gradients as well.
     #[error("`{name}` changes by {error:.1e} if the gradients are not outputs ({run})")]
     Step {
         /// The output.
@@ -122,9 +122,9 @@ pub struct Original<'a> {
     pub model: &'a Model,
     /// What is minimized.
     pub objective: &'a Objective,
-    /// The output that it is of; `None`: the first.
+    /// The output that the loss is computed from; `None`: the first.
     pub output: Option<&'a str>,
-    /// Whether the training graph runs it in the form of the file, so that both have one loss.
+    /// Whether the training graph runs the model in the form that the file has, so that both have the same loss.
     pub same_form: bool,
 }
 
@@ -150,7 +150,7 @@ impl Original<'_> {
         exact.run(&feeds, &[wanted]).ok()?.into_iter().next()
     }
 
-    /// Targets of the output's sizes, which a file need not name as it names those of inputs.
+    /// Gives targets the sizes of the output: the file may name these in another way than those of the inputs.
     fn fit(&self, feeds: &mut Values, output: &Tensor) {
         let mut shape = output.shape.clone();
         match self.objective {
@@ -323,7 +323,7 @@ impl Point {
 
 /// What a difference says of gradients.
 enum Verdict {
-    /// They are that close.
+    /// They are close; the error.
     Close(f64),
     /// Differences agree with each other, and not with them.
     Wrong { measured: f64, claimed: f64 },
@@ -362,7 +362,7 @@ impl Tried {
         let values = exact
             .run(&point.feeds, &names)
             .map_err(|e| untried(e.to_string()))?;
-        // What has to stay positive, say, may not bear to be moved.
+        // Some values cannot be moved, such as those that have to stay positive.
         for scale in [MOVED, 0.0] {
             let mut feeds = point.feeds.clone();
             let moved = names.iter().zip(&values).enumerate();
@@ -438,8 +438,8 @@ impl Tried {
         })
     }
 
-    /// The smallest set of gradients that halving a wrong one leads to, with what differences measure and
-    /// gradients claim: each trial is several runs, and a network has hundreds of parameters.
+    /// The smallest wrong set of gradients that halving leads to, with what differences measure and gradients claim of
+    /// it: each trial is several runs, and a network has hundreds of parameters.
     fn guilty(
         &self,
         exact: &Program,
@@ -469,7 +469,7 @@ impl Tried {
         Ok((set, measured, claimed))
     }
 
-    /// Random directions: of each part as large as it is, larger where it contributes little.
+    /// Random directions: that of each part is as large as the part, and larger if the part contributes little.
     fn directions(&self, direction: usize) -> Vec<Vec<f64>> {
         let norm = |v: &[f64]| v.iter().map(|x| x * x).sum::<f64>().sqrt();
         let sizes = self.parts.iter().map(|(_, value, gradient)| {
@@ -492,7 +492,7 @@ impl Tried {
             .collect()
     }
 
-    /// What differences say where those parts move.
+    /// What differences say of gradients if these parts are moved.
     fn difference(
         &self,
         exact: &Program,
@@ -505,7 +505,7 @@ impl Tried {
         });
         let contributed: Vec<f64> = contributed.collect();
         let claimed: f64 = contributed.iter().sum();
-        // Where nothing is claimed, what is measured counts against the loss.
+        // If the gradients claim nothing, the error is relative to the loss.
         let scale = contributed.iter().map(|c| c.abs()).sum::<f64>();
         let scale = scale.max(1e-6 * self.loss.abs()).max(f64::MIN_POSITIVE);
         let most = MOST_ERROR.max(ROUNDINGS * self.roundoff);
@@ -560,7 +560,7 @@ impl Tried {
     }
 }
 
-/// The value with every element moved at random by about `scale` of the tensor's size; of zeros, of 1.
+/// The value with every element moved at random by about `scale` of the tensor's size, which for zeros is taken as 1.
 fn nearby(value: &Tensor, scale: f64, seed: u64) -> Tensor {
     let values = value.to_f64().unwrap_or_default();
     let size = scale * size(&values);

@@ -1,4 +1,4 @@
-//! Inputs and results that verification makes up: their sizes, where the file fixes them inside or does not declare them.
+//! Inputs and results that verification makes up: their sizes, where the file fixes them inside or declares none.
 
 use super::*;
 use crate::element::Element;
@@ -38,7 +38,7 @@ fn inputs_that_are_too_large_are_said_to_be() {
 
 #[test]
 fn strings_are_made_up_as_long_as_they_take_little_memory() {
-    // As many numbers would be made up.
+    // This many numbers would be made up, but not this many strings.
     let mut model = Trial::new(20).input("x", "9000000");
     model = model.node("y = Identity(x)").output("y", "9000000");
     let mut model = model.model();

@@ -1,9 +1,8 @@
 //! Dropout with masks that stay: what is dropped follows from positions, not from chance.
 //!
 //! A training graph draws a mask in the forward pass and uses it in the backward pass. With a mask that is
-//! the same in every run its loss is a function, whose gradients can be tried as those of any other. Each
-//! element is kept where a number in [0, 1) that is as good as random, made of its position, is at least
-//! the ratio.
+//! the same in every run its loss is a function, whose gradients can be tried as those of any other. A pseudo-random
+//! number in [0, 1) is made of each element's position, and the element is kept if the number is at least the ratio.
 
 use crate::attributes::is_standard;
 use crate::proto::{AttributeProto, ModelProto, NodeProto};

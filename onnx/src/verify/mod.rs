@@ -1,13 +1,13 @@
 //! Proof by running: a rewritten model gives what the original gives.
 //!
-//! Several seeds, each with sizes of its own where sizes are dynamic; the original in float64 is the
-//! reference, and the rewritten model may be further from it than the original in its own types only
-//! by a factor ([`SLACK`]) and a few roundings ([`ROUNDINGS`]). Integers, truth values and text are equal. With
-//! NaN and infinities planted in the inputs, the same elements are NaN or infinite afterwards. Where
-//! the original runs with a dynamic size of 0, so does the rewritten model. At
-//! operators that have no meaning here both models are cut: what goes in is compared, what comes out
-//! is given; where its sizes are not known, another program is asked for it (`asked.rs`), or they are guessed. Where inputs and outputs are so large that several runs would fill the memory, there is one run. Never
-//! trusts a rule.
+//! There are several seeds, each with sizes of its own where sizes are dynamic. The original in float64 is the
+//! reference. The rewritten model's error against it may be larger than that of the original in its own types only by
+//! a factor ([`SLACK`]) and a few roundings ([`ROUNDINGS`]). Integers, truth values and text are equal. With NaN and
+//! infinities planted in the inputs, the same elements are NaN or infinite afterwards. Where the original runs with a
+//! dynamic size of 0, so does the rewritten model. Both models are cut at operators that have no meaning here: what
+//! goes in is compared, what comes out is given. If its sizes are not known, another program is asked for it
+//! (`asked.rs`), or they are guessed. If inputs and outputs are so large that several runs would fill the memory,
+//! there is one run. Never trusts a rule.
 
 mod asked;
 mod attempts;
@@ -61,7 +61,7 @@ pub const SLACK: f64 = 4.0;
 /// and an original may happen to be exact.
 pub const ROUNDINGS: f64 = 64.0;
 
-/// Bytes that inputs and outputs of a run may take so that more than one run is made: all of them are kept.
+/// Most bytes of a run's inputs and outputs with which more than one run is made: all of them are kept.
 const MOST_OF_SEVERAL_RUNS: usize = 64 << 20;
 
 /// Trips after which a loop is given up: on made-up inputs one that waits for something may never end.
@@ -123,7 +123,7 @@ pub enum VerifyError {
         /// Why.
         what: String,
     },
-    /// What an operator without a meaning here gives has sizes nobody knows.
+    /// An output of an operator without a meaning here has sizes that are not known.
     #[error(
         "cannot make up results of {node}, which Shorthaul does not know: their sizes are not declared; declare them in the file, or skip verification"
     )]
@@ -200,7 +200,7 @@ pub struct Evidence {
     pub untried: Vec<String>,
     /// Runs that were left out because the original does not run there: which, and why.
     pub left_out: Vec<String>,
-    /// Outputs that rounding alone moves far, so that they were compared with what it does.
+    /// Outputs that rounding alone moves far. They were compared with how far it moves them.
     pub unsettled: Vec<Unsettled>,
     /// Sizes of the inputs in the first run, by name.
     pub shapes: BTreeMap<String, Vec<usize>>,
@@ -229,11 +229,11 @@ pub struct Checker<'m> {
     witness: Option<Witness>,
     tolerance: f64,
     deadline: Option<Instant>,
-    /// That the time was over before the original had run with all samples, and with how many it had.
+    /// Set if the time was over before the original had run with all samples: the error, and with how many it had run.
     late: Option<(VerifyError, SamplesRun)>,
 }
 
-/// What another program makes of the original in the runs with finite inputs.
+/// What another program gives for the original in the runs with finite inputs.
 struct Witness {
     oracle: Arc<dyn Oracle>,
     outputs: Vec<Vec<Tensor>>,
@@ -279,7 +279,7 @@ impl<'m> Checker<'m> {
                     runs.extend(others.runs);
                     left_out = others.left_out;
                 }
-                // One run of the original tells something too.
+                // One run of the original is enough to go on.
                 Err(VerifyError::Late { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -367,7 +367,7 @@ impl<'m> Checker<'m> {
         let behind = self.cuts.after(&self.original.proto, &|_| true);
         for (n, (place, run)) in finite.enumerate() {
             for (k, name) in names.iter().copied().enumerate() {
-                // Each draws numbers of its own.
+                // Each model draws numbers of its own.
                 if random.contains(name.as_str()) {
                     continue;
                 }
@@ -412,7 +412,7 @@ impl<'m> Checker<'m> {
         self.compare(rewritten, &self.original.folder, unchanged)
     }
 
-    /// Compares a model that may have come about in any way.
+    /// Compares a model of any origin.
     ///
     /// # Errors
     /// [`VerifyError::Outputs`], [`VerifyError::Second`], [`VerifyError::Differs`].
@@ -426,7 +426,7 @@ impl<'m> Checker<'m> {
                 after: b.join(", "),
             });
         }
-        // Messages that are equal may still differ, in the sign of a zero.
+        // Equal messages may still differ in the sign of a zero.
         let found = self.compare(&other.proto, &other.folder, false);
         found.map_err(|error| match error {
             VerifyError::Rewritten { cause } => VerifyError::Second { cause },
@@ -573,7 +573,7 @@ pub fn made_up(model: &Model, seed: usize, options: &Options) -> Result<Values, 
     let programs = Programs::new(model, options.deadline)?;
     let programs = programs.asking(model, &mut sampler, options.oracle.as_ref());
     let (run, _) = programs.run(&sampler, &wanted, seed, Planted::Nothing)?;
-    // What stands for nodes without a meaning here is nobody's input.
+    // Values that stand for nodes without a meaning here are not inputs of the model.
     let inputs = model.proto.graph.iter().flat_map(|g| &g.input);
     let inputs: BTreeSet<&str> = inputs.map(|i| i.name.as_str()).collect();
     let given = run.feeds.into_iter();

@@ -104,10 +104,10 @@ impl Random {
     }
 }
 
-/// Values between an input and the categories that it names, at most.
+/// Most values between an input and the categories that it names.
 const MOST_BETWEEN: usize = 256;
 
-/// The texts that every node knows that reads `name`, perhaps after it was moved; none if no node asks for any.
+/// The texts that are known to every node that reads `name`, directly or after nodes that move it, and knows any.
 pub(super) fn words(graph: &GraphProto, name: &str) -> Vec<Bytes> {
     let mut lists = Vec::new();
     let mut values = vec![name];

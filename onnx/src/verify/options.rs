@@ -77,7 +77,7 @@ impl Options {
         }
     }
 
-    /// The options for the runs with each of the samples; those without any if there is none. Never empty.
+    /// The options for each sample alone; without samples, these options. Never empty.
     pub(super) fn by_sample(&self) -> Vec<Options> {
         if self.samples.is_empty() {
             return vec![self.clone()];
@@ -105,7 +105,7 @@ impl Options {
         }
     }
 
-    /// A run as it is told of, with the files of the first sample if there is one.
+    /// The description of a run, with the files of the first sample if there is one.
     pub(super) fn described(&self, run: String) -> String {
         match self.samples.first() {
             Some(sample) => format!("{run}, inputs of {}", sample.files),
@@ -152,7 +152,7 @@ mod tests {
             let checker = Checker::new(&before, &options).expect("it runs");
             checker.check(&after.proto)
         };
-        // Above zero nothing shows the difference.
+        // Inputs above zero do not show the difference.
         let runs = checked(&[&above]).expect("the same").runs;
         assert_eq!(runs[0], "seed 0, n=1, inputs of a.npz");
         let error = checked(&[&above, &below]).expect_err("the second differs");
@@ -176,7 +176,7 @@ mod tests {
         let found = compare_values(&before, &after, &with(vec![above.clone(), below]));
         let first = found.expect("they run").first.expect("a difference");
         assert!(first.run.ends_with("inputs of b.npz"), "{}", first.run);
-        // One set of inputs is the first.
+        // Where one set of inputs is asked for, it is the first.
         let feeds = made_up(&before, 0, &with(both.to_vec())).expect("it runs");
         assert_eq!(feeds["x"].shape, [3, 4]);
     }

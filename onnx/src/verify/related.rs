@@ -33,7 +33,7 @@ pub(super) fn with_masks(
     relations
 }
 
-/// The name of the last size of a node's mask, and what it is.
+/// The name of the last size of a node's mask, and the sum of sizes that it equals.
 fn keys_of_mask(node: &NodeProto, facts: &Facts) -> Option<(String, SymExpr)> {
     let (new, mask, past) = match (node.domain.as_str(), node.op_type.as_str()) {
         ("com.microsoft", "Attention") => ((0, 1), 3, (4, 3)),

@@ -59,8 +59,8 @@ pub(super) fn differences(
     found
 }
 
-/// Names that the same nodes give, from the same inputs and initializers of the same names: those of the first model
-/// that the second does not have, and what they are called there, in the order of the first.
+/// Values that the same nodes compute from inputs and initializers of the same names, but under another name: the name
+/// in the first model, which the second does not have, and the one in the second. In the order of the first.
 pub(super) fn renamed(a: &GraphProto, b: &GraphProto) -> Vec<(String, String)> {
     let mut known = BTreeMap::new();
     let (in_a, in_b) = (numbered(a, &mut known), numbered(b, &mut known));

@@ -1,12 +1,12 @@
 //! How far rounding alone moves the outputs of the original.
 //!
-//! Rounding to integers, the position of the largest number, and thresholds make much of little: an original and a
-//! right rewrite of it, both rounded as usual, may differ by a step. So where a comparison fails, the original is run
-//! again with other roundings ([`Perturbed`]), each as much larger as a rewritten model's error may be ([`SLACK`]).
-//! For floats, the largest error of the rewritten model may be that of the farthest of these runs: one maximum over the
-//! tensor, and the mean square error of every slice. Each element of whole numbers must be one that was seen at its
-//! place. If such runs lie so far apart that hardly anything would be compared ([`MOST_MOVED`], [`MOST_CHANGED`]), they
-//! do not count.
+//! Rounding to integers, the position of the largest number, and thresholds turn tiny errors into whole steps: an
+//! original and a right rewrite of it, both rounded as usual, may differ by a step. So where a comparison fails, the
+//! original is run again with other roundings ([`Perturbed`]), each as much larger as a rewritten model's error may be
+//! ([`SLACK`]). For floats, the largest error of the rewritten model may be that of the farthest of these runs: one
+//! maximum over the tensor, and the mean square error of every slice. Each whole number must be one that was seen at
+//! its place. If such runs lie so far apart that hardly anything would be compared ([`MOST_MOVED`], [`MOST_CHANGED`]),
+//! they do not count.
 
 use super::runs::Run;
 use super::{Checker, SLACK, VerifyError, compare, program};
@@ -18,21 +18,21 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Runs with other roundings, at most; a comparison is tried again after each doubling.
+/// Most runs with other roundings; a comparison is tried again after each doubling.
 const MOST_SAMPLES: usize = 16;
-/// Seeds that are tried for these, at most: with some roundings a model may not run.
+/// Most seeds that are tried for these: with some roundings a model may not run.
 const MOST_SEEDS: u64 = 32;
-/// A part of an output's largest element: outputs that rounding alone moves farther are not excused by it.
+/// Rounding excuses no output that it moves by more than this part of the output's largest element.
 const MOST_MOVED: f64 = 0.125;
-/// The same for whole numbers: the part of the elements that rounding alone changes; one always may.
+/// The same for whole numbers: the part of the elements that rounding alone may change; one always may.
 const MOST_CHANGED: f64 = 0.0625;
 /// How long the original is run with other roundings, over all comparisons.
 const LONGEST: Duration = Duration::from_secs(60);
-/// Bytes of outputs of a run, at most, so that runs with other roundings are made and kept.
+/// Most bytes of a run's outputs with which runs with other roundings are made and kept.
 const MOST_BYTES: usize = 32 << 20;
-/// Bytes of outputs that are kept of all such runs together, at most.
+/// Most bytes of outputs of all such runs together that are kept.
 const MOST_KEPT: usize = 256 << 20;
-/// Whole numbers of 8 and 16 bits, which stand for floats, may lie between those seen where these are so near.
+/// A whole number of 8 or 16 bits stands for a float: it may lie between those seen if they are at most this far apart.
 const WIDEST: i64 = 2;
 
 /// An output that rounding alone moves farther than a rewritten model may be off elsewhere.
@@ -45,7 +45,7 @@ pub struct Unsettled {
     /// How far rounding moves it: the largest difference over the largest element, or the part of the elements that
     /// change.
     pub moved: f64,
-    /// Whether `moved` is the part of the elements that change, as of whole numbers.
+    /// Whether `moved` is the part of the elements that change, as it is for whole numbers.
     pub is_share: bool,
 }
 
@@ -81,21 +81,21 @@ pub(super) struct Samples {
 #[derive(Debug, Default)]
 struct Known {
     outputs: BTreeMap<usize, Vec<Vec<Tensor>>>,
-    /// Seeds tried for each, those included with which the original did not run.
+    /// Seeds tried for each run, including those with which the original did not run.
     n_seeds: BTreeMap<usize, u64>,
     n_bytes: usize,
     spent: Duration,
 }
 
-/// What stands for an output of the original, and how far rounding moves it.
+/// A value to compare with instead of the original's, and how far rounding moves the original's.
 pub(super) struct Yardstick {
     pub tensor: Tensor,
     pub moved: Moved,
 }
 
 impl Checker<'_> {
-    /// Compares value `n` of run `at` again, with what rounding alone does to the original; the error of the first
-    /// comparison if that does not explain it. `wanted` are the names of the values in the original.
+    /// Compares value `n` of run `at` again, now with what rounding alone does to the original. If that does not
+    /// explain the difference, returns `refused`, the error of the first comparison. `wanted` names the values.
     pub(super) fn compare_rounded(
         &self,
         (at, n): (usize, usize),
@@ -121,7 +121,7 @@ impl Checker<'_> {
         Err(refused)
     }
 
-    /// The yardstick of value `n` of run `at` from the runs that there are.
+    /// The yardstick of value `n` of run `at`, from up to [`MOST_SAMPLES`] runs.
     pub(super) fn known_yardstick(
         &self,
         (at, n): (usize, usize),
@@ -186,7 +186,7 @@ impl Checker<'_> {
     }
 }
 
-/// The errors of both, and how far rounding moves the original, where that explains what differs.
+/// The errors of both models, and how far rounding moves the original, if that explains the difference.
 fn explained(
     name: &str,
     [before, after]: [&Tensor; 2],
@@ -212,7 +212,7 @@ fn yardstick(
     if before.element() != after.element() {
         return None;
     }
-    // Sizes that depend on data: one of the runs must have these.
+    // Sizes may depend on data: then one of the runs must have these.
     if before.shape != after.shape {
         let alike = samples.iter().find(|sample| sample.shape == after.shape)?;
         return Some(Yardstick {
@@ -234,9 +234,9 @@ fn yardstick(
     }
 }
 
-/// The value of each element that is farthest from the reference: that of the original, or of a run with other
-/// roundings, whose distance is that of [`SLACK`] roundings already. If the original is finite and the rewritten model
-/// is not, or the other way round: the value that a run with other roundings has there. If there is none, the
+/// For each element a value that is as far from the reference as the original's, or as that of a run with other
+/// roundings, whose distance is divided by [`SLACK`]. If the elements of the two models are of different kinds (finite,
+/// NaN, an infinity): the value of the rewritten model's kind that such a run has there. If there is none, the
 /// original's, so that the comparison refuses.
 fn floats(
     [before, after]: [&Tensor; 2],
@@ -289,7 +289,7 @@ fn floats(
     is_near.then_some(Yardstick { tensor, moved })
 }
 
-/// The value nearest to `new`, of values seen of the same kind; `None` if they do not reach around it.
+/// The value nearest to `new` among those seen of its kind; `None` if `new` is outside of their range.
 fn nearest(new: f64, seen: impl Iterator<Item = f64>) -> Option<f64> {
     let seen: Vec<f64> = seen.collect();
     if !new.is_finite() {
@@ -304,8 +304,8 @@ fn nearest(new: f64, seen: impl Iterator<Item = f64>) -> Option<f64> {
     nearest.filter(|_| low <= new && new <= high)
 }
 
-/// Each element of `after` that the original, the reference or a run with other roundings has at that place too. Of
-/// 8 and 16 bits, which stand for floats, also what is between these where they are no farther apart than [`WIDEST`].
+/// The original's elements, with each of `after` that the original, the reference or a run with other roundings has at
+/// that place too. An element of 8 or 16 bits may also be between these, if they are at most [`WIDEST`] apart.
 fn whole(
     [before, after]: [&Tensor; 2],
     exact: Option<&Tensor>,

@@ -39,7 +39,7 @@ fn a_tie_may_be_decided_otherwise_and_another_position_is_wrong() {
     assert_eq!(unsettled.output, "y");
     let error = checked(&before, &largest(1.0, 1.01)).expect_err("another position");
     assert!(error.to_string().contains("`y` differs"), "{error}");
-    // What is no tie stays what it is, however the rest is rounded.
+    // Without a tie the position stays the same, however the sums are rounded.
     let clear = checked(&largest(0.9, 0.0), &largest(1.01, 0.0));
     assert!(clear.is_err(), "{clear:?}");
 }
@@ -101,7 +101,7 @@ fn a_step_of_what_is_rounded_to_integers_passes_and_an_altered_weight_does_not()
     }
 }
 
-/// A product with stored weights of 8 bits, whose other operand is quantized as it comes.
+/// A product with stored weights of 8 bits, whose other operand is quantized when the model runs.
 fn quantized(first: f32, weight: i8) -> Trial {
     let mut stored: Vec<i8> = (0..24 * 40).map(|n| (n * 89 % 251) as u8 as i8).collect();
     stored[77] = weight;
@@ -137,7 +137,7 @@ fn products_of_8_bits_are_held_against_their_stored_weights() {
 
 #[test]
 fn what_rounding_moves_everywhere_excuses_nothing() {
-    // The last places of large numbers: other roundings change all of it.
+    // The last places of large numbers: other roundings change all elements.
     let noise = |by: f32| {
         let trial = Trial::new(17).input("x", "n 64").output("y", "n 64");
         let trial = trial.constant("c", Tensor::new(&[], Elements::F32(vec![1e6 + 0.3])));

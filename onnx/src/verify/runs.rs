@@ -32,7 +32,7 @@ impl Run {
         self.feeds.iter().map(shape).collect()
     }
 
-    /// Bytes of what is kept of it.
+    /// Bytes of the values that it keeps.
     pub fn n_bytes(&self) -> usize {
         let outputs = self.stored.iter().chain(self.exact.iter().flatten());
         let all = self
@@ -55,7 +55,7 @@ impl Run {
     }
 }
 
-/// What a program gives for each of those inputs.
+/// What a program gives for each of `feeds`.
 pub(super) fn all(program: &Program, feeds: &[Cow<Values>], wanted: &[&str]) -> Vec<Outcome> {
     if program.keeps() {
         let feeds = feeds.iter().collect();
@@ -68,7 +68,7 @@ pub(super) fn all(program: &Program, feeds: &[Cow<Values>], wanted: &[&str]) -> 
     run_in_step(&lanes, wanted)
 }
 
-/// Whether no element can be compared, though there are some.
+/// Whether there are elements, but none that can be compared.
 pub(super) fn is_blind(tensor: &Tensor) -> bool {
     let is_float = tensor.element().is_float() && !tensor.is_empty();
     is_float
@@ -82,22 +82,22 @@ fn blind_name(names: &[&str], outputs: &[Tensor]) -> String {
     blind.map_or(String::new(), |(name, _)| name.to_string())
 }
 
-/// Bytes that the values of a run may take so that runs are made side by side.
+/// Most bytes of a run's values with which runs are made side by side.
 const MOST_SIDE_BY_SIDE: usize = 128 << 20;
 
-/// How long sizes and numbers are looked for with which a model runs.
+/// How long to look for sizes and numbers with which a model runs.
 const LONGEST_TRYING: Duration = Duration::from_secs(30);
-/// How often numbers are drawn, the first time included: again only where the model runs on none of those drawn before.
+/// Most draws of numbers; a further draw is made only if the model runs on none of those before.
 const DRAWS: usize = 3;
-/// How far apart the seeds of these draws are: more than the seeds of other runs, so that none is drawn twice, and a
-/// multiple of 2 and 3, so that the batch and whatever else a seed decides by its remainder stay.
+/// Distance between the seeds of these draws: more than there are seeds of other runs, so that none is drawn twice, and
+/// a multiple of 2 and 3, so that the batch and whatever else a seed decides by its remainder stay.
 const NEXT_DRAW: usize = 96;
 
 /// The runs after the first.
 #[derive(Default)]
 pub(super) struct Others {
     pub runs: Vec<Run>,
-    /// Runs that there are not, since the original does not run: which, and why.
+    /// Runs that are left out because the original does not run: which, and why.
     pub left_out: Vec<String>,
 }
 
@@ -135,7 +135,7 @@ struct PlannedRun {
 pub(super) struct Programs<'m> {
     pub stored: Program<'m>,
     exact: Program<'m>,
-    /// Who is asked for what nodes give that have no meaning here.
+    /// The program that is asked for outputs of nodes without a meaning here.
     asked: Option<Asked>,
 }
 
@@ -246,19 +246,19 @@ impl<'m> Programs<'m> {
             });
             match (found, others) {
                 (Some(run), _) => made.runs.push(run),
-                // Other sizes may do.
+                // Other sizes may work.
                 (None, Some(plan)) => {
                     made.add(*plan, self.run(sampler, wanted, plan.0, plan.1))?;
                 }
-                // It does not run with that size 0, so that it need not afterwards.
+                // The original does not run with that size 0, so the rewritten model need not either.
                 (None, None) => {}
             }
         }
         Ok(made)
     }
 
-    /// What the original gives for each plan, in its own types and exactly; the latter not where NaN or
-    /// infinities are planted.
+    /// What the original gives for each plan, in its own types and exactly; nothing exact where NaN or infinities are
+    /// planted.
     fn in_step<'p>(
         &'p self,
         plans: &[&'p PlannedRun],
@@ -282,7 +282,7 @@ impl<'m> Programs<'m> {
         .collect()
     }
 
-    /// Runs the original where a size is 0; `None` if it does not run there, as it then need not afterwards.
+    /// Runs the original where a size is 0; `None` if it does not run: then the rewritten model need not either.
     fn run_empty(
         &self,
         sampler: &Sampler,
@@ -305,7 +305,7 @@ impl<'m> Programs<'m> {
         }))
     }
 
-    /// Runs the original; sizes and numbers are tried until it runs, and are told.
+    /// Runs the original, trying sizes and numbers until it runs; returns these too.
     ///
     /// # Errors
     /// [`VerifyError::Given`], [`VerifyError::Original`], [`VerifyError::Cut`].
@@ -323,7 +323,7 @@ impl<'m> Programs<'m> {
         let attempts = sampler.attempts(seed, planted);
         let tried = draws.flat_map(|seed| attempts.iter().map(move |attempt| (seed, attempt)));
         for (seed, attempt) in tried {
-            // What it failed with so far is told.
+            // The last failure is reported.
             if last.is_some() && started.elapsed() > LONGEST_TRYING {
                 break;
             }
@@ -405,7 +405,7 @@ impl<'m> Programs<'m> {
         };
         let stored = stored?;
         let is_finite = plan.planted == Planted::Nothing;
-        // Where every element is NaN or infinite nothing is compared: other inputs may do.
+        // If every element is NaN or infinite, nothing can be compared: other inputs may be better.
         if is_finite && stored.iter().any(is_blind) && !plan.attempt.is_positive() {
             return Err(EvaluateError::Value {
                 name: blind_name(names, &stored),
@@ -507,7 +507,7 @@ mod tests {
             trial.constant("b", reals(&[3])).node("p = MatMul(x, w)")
         };
         let plain = dense().node("y = Add(p, b)");
-        // Runs with no size of 0: its mean of nothing has none that a reshape fits.
+        // Reshapes to sizes with a -1.
         let picky = dense().ints("shape", &[-1, 1, 3]).ints("back", &[-1, 3]);
         let picky = picky
             .node("r = Reshape(p, shape)")

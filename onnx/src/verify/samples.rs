@@ -1,9 +1,9 @@
 //! Inputs made up for a model: sizes that it runs with, numbers of the kinds it expects.
 //!
-//! Normal numbers for floats; for integers, positions below the size of what they look up, otherwise 0
-//! and 1, and in every second run small numbers of both signs where the model runs on them; what decides
-//! sizes is what the declared ones ask for (`fitting.rs`). Sizes are equal first, so that much fits, then all different, then one after the other 0. The same seed gives
-//! the same inputs.
+//! Floats are normal numbers. Integers are positions below the size of what they look up, otherwise 0 and 1, and in
+//! every second run small numbers of both signs if the model runs on them. What decides sizes fits the declared sizes
+//! (`fitting.rs`). Sizes are first equal, so that much fits, then all different, then one at a time 0. The
+//! same seed gives the same inputs.
 
 use super::attempts::{Attempt, Integers};
 use super::cuts::Cuts;
@@ -54,11 +54,11 @@ impl Planted {
 struct Given {
     name: String,
     fact: Fact,
-    /// All numbers are below it, where they look something up: integers, and floats that are cast to positions.
+    /// If its numbers look something up, all are below this: integers, and floats that are cast to positions.
     bound: Option<i64>,
-    /// What fits, where it decides sizes.
+    /// What fits it, if it decides sizes.
     fitting: Option<Fitting>,
-    /// What text is chosen from, where it names categories.
+    /// The texts to choose from, if it names categories.
     words: Vec<Bytes>,
     /// The node that would compute it, where models are cut.
     by: Option<String>,
@@ -80,11 +80,11 @@ pub struct Sampler {
     relations: BTreeMap<String, SymExpr>,
     /// Sizes that reshapes inside of the model have.
     inner: Vec<i64>,
-    /// What worked.
+    /// The attempt that worked.
     settled: Option<Attempt>,
     /// Whether floats had to be above zero.
     positive: bool,
-    /// Whether what would be guessed is asked of another program instead.
+    /// Whether another program is asked for what would be guessed.
     asks: bool,
 }
 
@@ -92,9 +92,9 @@ pub struct Sampler {
 const TRIED: [i64; 9] = [5, 8, 16, 32, 1, 2, 64, 128, 224];
 /// Sizes that are tried last, for sound: windows of hundreds of samples.
 const TRIED_LAST: [i64; 3] = [640, 2048, 16000];
-/// Sizes inside of a model that are tried, at most.
+/// Most sizes inside of a model that are tried.
 const MOST_INNER: usize = 8;
-/// Dynamic sizes that are tried with 0, at most.
+/// Most dynamic sizes that are tried with 0.
 const MOST_EMPTIES: usize = 4;
 
 impl Sampler {
@@ -192,7 +192,7 @@ impl Sampler {
         })
     }
 
-    /// Leaves out from now on what would be guessed; gives its names.
+    /// From now on leaves out values that would be guessed; returns their names.
     pub fn ask(&mut self) -> Vec<String> {
         self.asks = true;
         let guessed = self.given.iter().filter(|given| given.is_guessed);
@@ -232,7 +232,7 @@ impl Sampler {
         };
         let mut attempts: Vec<Attempt> = Vec::new();
         match &self.settled {
-            // What worked, and something else before it.
+            // What worked; for odd seeds, something else before it.
             Some(settled) => {
                 let size = self.size_of(settled);
                 if seed % 2 == 1 {
@@ -280,7 +280,7 @@ impl Sampler {
         attempts
     }
 
-    /// Adds the same with floats above zero, then all of them without what fits, or with it.
+    /// Adds the same attempts with floats above zero, then all of them with `fitted` the other way.
     fn add_variants(&self, attempts: &mut Vec<Attempt>) {
         if !self.positive {
             let all = attempts.clone().into_iter();
@@ -298,8 +298,8 @@ impl Sampler {
         }
     }
 
-    /// What worked, with one dynamic size after the other 0: many models run on nothing, and a decoder
-    /// begins with nothing to remember.
+    /// What worked, with each dynamic size in turn 0: many models run on nothing, and a decoder
+    /// begins with an empty past.
     pub fn empties(&self) -> Vec<Attempt> {
         let Some(settled) = &self.settled else {
             return Vec::new();
@@ -348,7 +348,7 @@ impl Sampler {
     fn relate(&self, sizes: &mut BTreeMap<String, i64>) {
         for (name, relation) in &self.relations {
             let value = relation.eval_with(&|symbol| sizes.get(symbol.as_str()).copied());
-            // What overflows fits nothing, and the attempt fails with its sizes as they are.
+            // A size that overflows stays as it is, and the attempt fails.
             if let Ok(value) = value {
                 sizes.insert(name.clone(), value);
             }
@@ -446,7 +446,7 @@ impl Sampler {
             }
             let mut tensor = random.tensor(element, &sizes, given.bound, attempt.integers);
             if element == Element::Bool && tensor.len() == 1 {
-                // A condition, perhaps: each seed the other branch than the seed before.
+                // It may be a condition: the branches take turns, seed by seed.
                 let unmasked = attempt.integers == Integers::Ones;
                 let chosen = unmasked || (seed + n).is_multiple_of(2);
                 tensor = Tensor::new(&sizes, Elements::Bool(vec![chosen]));
@@ -535,7 +535,7 @@ fn guessed(graph: &GraphProto, facts: &Facts, node: &NodeProto, fact: Fact) -> F
         .filter_map(|n| facts.get(n))
         .filter(known)
         .collect();
-    // Integers beside are more often positions and sizes.
+    // Integers beside floats are usually positions and sizes.
     let is_float = |f: &&&Fact| f.element.is_some_and(Element::is_float);
     let model = above.iter().find(is_float).or(above.first());
     Fact::new(
@@ -576,7 +576,7 @@ fn bound(graph: &GraphProto, facts: &Facts, name: &str, depth: usize) -> Option<
     least
 }
 
-/// Elements of all inputs together that are made up: as many as a picture of 3840 × 2160 has.
+/// Most elements that are made up for all inputs together: as many as a picture of 3840 × 2160 has.
 pub(super) const MOST_ELEMENTS: usize = 3 << 23;
 
 /// A string counts as this many elements, because it takes that many times the memory of a number.

@@ -1,7 +1,7 @@
 //! `every-command FILE…`: the problems that the program's commands have with ONNX files, one a line.
 //!
 //! Without arguments it serves `tests/tests/hostile_files.rs`, which does not trust this process to survive: each
-//! file comes on standard input behind its length (8 bytes, little-endian); the answer is lines `passed COMMAND`
+//! file comes on standard input after its length (8 bytes, little-endian); the answer is lines `passed COMMAND`
 //! and `problem SENTENCE`, then `done KIB` with the most memory that was in use at once.
 
 use std::io::{Read, Write};
@@ -59,7 +59,7 @@ fn serve() -> std::io::Result<ExitCode> {
     }
 }
 
-/// Has the system count the most memory from now on.
+/// Has the system measure the most memory anew from now on.
 fn forget_most_memory() -> std::io::Result<()> {
     std::fs::write("/proc/self/clear_refs", "5")
 }

@@ -1,5 +1,5 @@
-//! `onnx-coverage CASES… [--compile[=N]] [PAGE.md]`: the standard's cases through importer, interpreter and C, as a page.
-//! With `--compile=N`, every N-th case is compiled.
+//! `onnx-coverage CASES… [--compile[=N]] [PAGE.md]`: the standard's cases through importer, interpreter and C, as a
+//! page. With `--compile=N`, every N-th case is compiled.
 //!
 //! `cargo xtask onnx-coverage` writes the cases and calls it.
 
@@ -56,7 +56,7 @@ fn folders(cases: &Path) -> Vec<PathBuf> {
     folders
 }
 
-/// Looks at all cases; compiles every so many-th, or none.
+/// Looks at all cases; compiles one in `every`, or none.
 fn look_at_all(folders: &[PathBuf], every: Option<usize>) -> Vec<Found> {
     let next = AtomicUsize::new(0);
     let found = Mutex::new(Vec::new());

@@ -2,8 +2,8 @@
 //! imported, interpreted as a graph, compiled to C, differentiated.
 //!
 //! Owns how one case is run and judged; the table is in `page.rs`. A case is a folder with `model.onnx`, `input_N.pb`
-//! and `output_N.pb` (`onnx/tests/dump_node_cases.py`). What an operator's sizes depend on has to be known when a
-//! graph is made, so inputs of a case that decide sizes are given as constants where it is not imported otherwise.
+//! and `output_N.pb` (`onnx/tests/dump_node_cases.py`). Making a graph needs everything that an operator's sizes depend
+//! on, so a case that is not imported otherwise gets its inputs that decide sizes as constants.
 
 mod expected;
 mod page;
@@ -30,7 +30,7 @@ pub type Verdict = Result<(), String>;
 pub struct Found {
     /// The case's name.
     pub case: String,
-    /// Its operator: of several, none.
+    /// Its operator; `None` if it has several.
     pub operator: Option<String>,
     /// Version of the standard's operators.
     pub opset: i64,
@@ -162,7 +162,7 @@ impl Case {
         let every_integer = |_: usize, t: &TensorProto| is_whole(t);
         let every_number = |_: usize, t: &TensorProto| t.dims.is_empty();
         let kinds: [Selection<'_>; 4] = [&integers, &others, &every_integer, &every_number];
-        // An exporter may make those sizes symbolic on which only the sizes of the inputs depend.
+        // An exporter may leave sizes symbolic that depend only on the inputs' sizes: fixed inputs make them known.
         for case in [Some(self.read_again()), self.with_sizes()]
             .into_iter()
             .flatten()

@@ -76,7 +76,7 @@ fn ratio<'f>(verdicts: impl Iterator<Item = Option<&'f Verdict>>) -> String {
     }
 }
 
-/// How many of the cases that are optimized no rule changes.
+/// The share of the optimized cases that no rule changes.
 fn kept(cases: &[&Found]) -> String {
     let optimized = || cases.iter().filter(|f| f.rewritten.is_ok());
     match optimized().count() {
@@ -126,7 +126,7 @@ fn table(found: &[Found]) -> String {
     text
 }
 
-/// Why cases of our element types do not come to their end.
+/// Why some cases of our element types do not get through all steps.
 fn reasons(ours: &[&Found]) -> String {
     let mut text = String::from(
         "\n## What stands in the way\n\n| case | step | what is said |\n|---|---|---|\n",

@@ -190,7 +190,7 @@ fn cast(cx: &mut NodeCx) -> Values {
     cast_to(cx, dtype)
 }
 
-/// A constant stays one: of the other input nothing but its type is read.
+/// A constant stays a constant: only the type of the other input is read.
 fn cast_like(cx: &mut NodeCx) -> Values {
     let like = cx.input(1)?;
     let dtype = cx.dtype(like);
@@ -219,7 +219,7 @@ fn clip(cx: &mut NodeCx) -> Values {
         if !cx.given(position) {
             continue;
         }
-        // A bound that is a number of the file stays one; a computed one is an input.
+        // A bound that is a number of the file stays a number; a computed bound is an input.
         let whole = cx.known(position).ok();
         let whole = whole.and_then(|ints| ints.elements.first()?.as_const());
         let limit = match (cx.scalar(position), whole) {

@@ -141,7 +141,7 @@ struct Masking {
     /// Numbers of queries and keys.
     rows: SymExpr,
     columns: SymExpr,
-    /// The mask of the node, of truth values or added, as wide as there are keys.
+    /// The mask of the node, of truth values or to be added, with a column for each key.
     mask: Option<ContainerId>,
     /// Number of keys of each sequence, `[batch, 1, 1, 1]`.
     lengths: Option<ContainerId>,

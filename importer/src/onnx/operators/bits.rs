@@ -31,7 +31,7 @@ fn pair(cx: &mut NodeCx) -> Result<([ContainerId; 2], DType, i64), Refusal> {
     Ok((inputs, dtype, 8 * dtype.bytes() as i64))
 }
 
-/// Integers as others of as many bits.
+/// Integers read as another type of integers with as many bits.
 fn bit_cast(cx: &mut NodeCx) -> Values {
     let x = cx.input(0)?;
     let (from, to) = (cx.dtype(x), dtype_of(cx.int("to", 0)? as i32)?);
@@ -54,7 +54,7 @@ fn not(cx: &mut NodeCx) -> Values {
     single(cx.elementwise(Expr::int(-1).sub(wide(0)).cast(dtype), &[x])?)
 }
 
-/// What `f` makes of both operands and of the number that has the bits of both.
+/// The result of `f` on both operands and their bitwise and.
 fn together(cx: &mut NodeCx, f: fn(Expr, Expr, Expr) -> Expr) -> Values {
     let (inputs, dtype, n_bits) = pair(cx)?;
     let bit = |x: Expr, power: i64| {
@@ -65,7 +65,7 @@ fn together(cx: &mut NodeCx, f: fn(Expr, Expr, Expr) -> Expr) -> Values {
     let mut both = Expr::int(0);
     for k in 0..n_bits {
         let (power, bits) = match k {
-            // No quotient by this power would be positive.
+            // 2⁶³ itself is no number of 64 bits, so the highest bit is told by the sign.
             63 => (i64::MIN, [sign(0), sign(1)]),
             _ => (1 << k, [bit(wide(0), 1 << k), bit(wide(1), 1 << k)]),
         };
@@ -76,7 +76,7 @@ fn together(cx: &mut NodeCx, f: fn(Expr, Expr, Expr) -> Expr) -> Values {
     single(cx.elementwise(y, &inputs)?)
 }
 
-/// A shift by a negative number or by all bits leaves the sign of what is shifted to the right, and nothing else.
+/// A shift by a negative number or by all bits: to the right only the sign is left, to the left nothing.
 fn shift(cx: &mut NodeCx) -> Values {
     let to_left = match cx.text("direction", "")?.as_str() {
         "LEFT" => true,

@@ -13,7 +13,7 @@ pub static RULES: Rules = &[
     ("MatMul", matmul),
 ];
 
-/// Rows of a matrix whose determinant is written out, at most: it has as many products as there are sets of rows.
+/// Most rows of a matrix whose determinant is written out: it has as many products as there are sets of rows.
 const MOST_ROWS: i64 = 6;
 
 /// Appends an `einsum`.
@@ -91,8 +91,8 @@ pub fn gemm(cx: &mut NodeCx) -> Values {
     single(cx.elementwise(y.add(scaled(Expr::In(1), beta)), &[product, c])?)
 }
 
-/// Determinants of the matrices in the last two dimensions, expanded along one row after the other: those of the
-/// first rows, for every set of as many columns.
+/// Determinants of the matrices in the last two dimensions, expanded row by row: each step has the determinants of the
+/// first rows for every set of as many columns.
 fn determinant(cx: &mut NodeCx) -> Values {
     let x = cx.input(0)?;
     let shape = cx.shape(x);
@@ -218,7 +218,7 @@ fn spell_out_ellipsis(
             .checked_sub(named)
             .filter(|n| *n <= free.len());
         let n = n.ok_or_else(|| Refusal(format!("`{term}` does not fit its input")))?;
-        // Aligned at the last one, so that they broadcast.
+        // Aligned at the last dimension, so that they broadcast.
         let text: String = free[..n].iter().rev().collect();
         *term = term.replace("...", &text);
         if text.len() > longest.len() {
@@ -257,7 +257,7 @@ mod tests {
     #[test]
     fn letters_that_occur_once_are_the_result() {
         assert_eq!(implicit_result("ki,ij"), "jk");
-        // Linear in the length: a file may hold an equation as long as itself.
+        // Takes linear time: an equation of a file may have any length.
         assert_eq!(implicit_result(&("a".repeat(1 << 22) + "b")), "b");
     }
 }

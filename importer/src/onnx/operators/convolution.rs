@@ -22,7 +22,7 @@ pub struct Geometry {
     auto_pad: String,
 }
 
-/// Windows, steps and pads are at most so large: sums of their products are 64-bit numbers.
+/// The largest size, step or pad of a window: sums of their products are 64-bit numbers.
 const MOST: u64 = 1 << 30;
 
 impl Geometry {
@@ -115,7 +115,7 @@ impl Geometry {
     }
 }
 
-/// Refuses sizes of which products would not be 64-bit numbers.
+/// Refuses sizes whose products could overflow 64 bits.
 fn check_sizes(mut sizes: impl Iterator<Item = i64>) -> Result<(), Refusal> {
     match sizes.find(|n| n.unsigned_abs() > MOST) {
         Some(n) => Err(Refusal(format!(
@@ -183,7 +183,7 @@ fn conv_transpose(cx: &mut NodeCx) -> Values {
             (None, true) => full,
             (None, false) => continue,
         };
-        // Padding that is missing is output that nothing contributes to.
+        // Less than no padding means more output, to which nothing contributes.
         extra[n] += (-total).max(0);
         geometry.share(n, total.max(0));
     }
@@ -197,7 +197,7 @@ fn conv_transpose(cx: &mut NodeCx) -> Values {
     }
 }
 
-/// Elements of a window whose columns are summed, at most.
+/// Most elements of a window whose columns are summed.
 const MOST_TAPS: i64 = 1 << 10;
 
 /// Columns of windows summed to the image they came from: a transposed convolution whose weights put each element of a

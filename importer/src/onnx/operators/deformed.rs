@@ -9,10 +9,10 @@ use graph::{Binary, ContainerId, DType, Expr, SymExpr, Tensor};
 
 pub static RULES: Rules = &[("DeformConv", deform_conv), ("RoiAlign", roi_align)];
 
-/// Positions at which the windows of an image read, at most.
+/// Most positions at which the windows of an image read.
 const MOST_READS: i64 = 1 << 24;
 
-/// Parts of a region, and samples in a part, along a dimension, at most.
+/// Most parts of a region, and most samples in a part, along a dimension.
 const MOST_SAMPLES: i64 = 1 << 10;
 
 /// Inputs: x `[N, C, H, W]`, the weight, offsets `[N, groups·taps·2, …]` of every tap of the window, a bias, and
@@ -130,8 +130,8 @@ fn multiplied(
     contract(cx, "ngctp,goct->ngop".to_string(), &[sampled, weight])
 }
 
-/// Means or maxima of samples in the parts of regions. Inputs: x `[N, C, H, W]`, regions `[R, 4]` from their first corner to
-/// their last, and each one's image.
+/// Means or maxima of samples in the parts of regions. Inputs: x `[N, C, H, W]`, regions `[R, 4]` from their first
+/// corner to their last, and each one's image.
 fn roi_align(cx: &mut NodeCx) -> Values {
     let (x, regions, images) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
     // The largest sample is that of its largest weighted element.
@@ -144,7 +144,7 @@ fn roi_align(cx: &mut NodeCx) -> Values {
     if !(1..=MOST_SAMPLES).contains(&samples) {
         return Err("a number of samples that depends on data is not supported".into());
     }
-    // Before version 16 there was no choice.
+    // Before version 16, only this one existed.
     let usual = match cx.opset() {
         ..16 => "output_half_pixel",
         _ => "half_pixel",

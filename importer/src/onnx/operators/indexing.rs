@@ -56,8 +56,8 @@ fn gather_elements(cx: &mut NodeCx) -> Values {
     single(cx.op1("gather_elements", &[x, index], along(axis))?)
 }
 
-/// Row-major positions in the first dimensions of `shape`, as the last dimension of `index` gives them; the
-/// first `batch` dimensions are those of the indices themselves.
+/// Row-major positions in the leading dimensions of `shape`: the first `batch` of these are shared with the indices,
+/// and the last dimension of `index` gives positions in those after them.
 fn flat_positions(
     cx: &mut NodeCx,
     index: ContainerId,
@@ -155,11 +155,11 @@ fn scattered(
     }
 }
 
-/// Pairs of a written and a result's element that are compared, at most.
+/// Most pairs of a written element and a result's element that are compared.
 const MOST_PAIRS: i64 = 1 << 26;
 
-/// Elements combined with those that are there: each element of the result asks of every update whether it is
-/// written there, since a kernel writes sums alone at places that data gives.
+/// Elements combined with those that are there. Each element of the result compares its place with that of every
+/// update: kernels can only add at positions that data gives.
 fn scatter_reduced(
     cx: &mut NodeCx,
     x: ContainerId,
@@ -200,7 +200,7 @@ fn scatter_reduced(
     let asked = cx.elementwise(asked, &[index, place, updates])?;
     let mut found = cx.reduce(asked, kind, &[axis + 1], false)?;
     found = cx.cast(found, dtype)?;
-    // Where nothing is written at all.
+    // Beyond the index's sizes nothing is written at all.
     let mut own = written;
     own[axis] = shape[axis].clone();
     let high: Vec<SymExpr> = shape
@@ -229,8 +229,8 @@ fn ends(dtype: DType) -> (Expr, Expr) {
     (Expr::int(least), Expr::int(greatest))
 }
 
-/// Elements put at indices along an axis. None may be written twice, so a written element is the sum of what is
-/// written to it, and one is written if something was counted there.
+/// Elements put at indices along an axis. None may be written twice: so a written element is the sum of its updates,
+/// and an element is written if its updates were counted to be more than 0.
 pub fn scatter_set(
     cx: &mut NodeCx,
     x: ContainerId,
@@ -239,7 +239,7 @@ pub fn scatter_set(
     axis: usize,
 ) -> Result<ContainerId, Refusal> {
     let dtype = cx.dtype(x);
-    // Not a product with zero, which an infinite element makes no number.
+    // Not a product with zero, which would be NaN for an infinite element.
     let filled = |n: i64| {
         let is_number = Expr::In(0).eq_(Expr::In(0));
         Expr::select(is_number, Expr::int(n), Expr::int(n)).cast(dtype)

@@ -8,11 +8,11 @@ use graph::{ContainerId, DType, Expr, SymExpr, Tensor};
 
 pub static RULES: Rules = &[("TfIdfVectorizer", vectorizer)];
 
-/// Windows times runs that are compared, for each row, at most.
+/// Most pairs of a window and a run that are compared, for each row.
 const MOST_PAIRS: i64 = 1 << 22;
-/// Distances between the elements of a window, at most.
+/// Most distances between the elements of a window.
 const MOST_SKIPS: i64 = 1 << 6;
-/// Elements of a run, at most.
+/// Most elements of a run.
 const MOST_LENGTH: i64 = 1 << 5;
 
 /// Runs of one length.
@@ -31,8 +31,8 @@ impl Runs {
         self.columns.len()
     }
 
-    /// `[rows, runs]`: how often each occurs in `x` `[rows, size]`, its elements `step` places apart; `None` if a
-    /// row is too short for it.
+    /// `[rows, runs]`: how often each run occurs in `x` `[rows, size]` with its elements `step` places apart; `None` if
+    /// rows are too short for that.
     fn counted(
         &self,
         cx: &mut NodeCx,
@@ -174,7 +174,7 @@ fn vectorizer(cx: &mut NodeCx) -> Values {
         let n_places = n_places.ok_or("it counts too many runs")?;
         let mut places = vec![0.0; n_places];
         for (row, (column, weight)) in runs.columns.iter().zip(&runs.weights).enumerate() {
-            // Whether a column's runs occur at all is asked before they are weighted.
+            // With `counts_once`, weights are applied after it is known whether a column's runs occur.
             places[row * width + *column as usize] = if counts_once { 1.0 } else { *weight };
         }
         let places = Tensor::from_f64(DType::F32, &[runs.n(), width], places);

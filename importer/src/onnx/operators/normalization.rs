@@ -23,9 +23,9 @@ fn eps(value: f64) -> (&'static str, Attr) {
     ("eps", Attr::Float(value))
 }
 
-/// Inference uses running statistics; training (`training_mode`) returns them updated, with
-/// `momentum` the share of the old ones, and the population variance. What training leaves as
-/// running statistics holds PyTorch's unbiased variance.
+/// Inference uses running statistics. Training (`training_mode`) returns them updated, with `momentum` as
+/// the share of the old ones, and with the population variance. The running statistics that training
+/// leaves hold PyTorch's unbiased variance.
 fn batch(cx: &mut NodeCx) -> Values {
     let (x, scale, bias) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
     let (mean, var) = (cx.input(3)?, cx.input(4)?);
@@ -167,7 +167,7 @@ fn instance(cx: &mut NodeCx) -> Values {
     group_norm(cx, x, [scale, bias], channels, cx.float("epsilon", 1e-5)?)
 }
 
-/// Channels of a window are fewer.
+/// More than the channels of any window.
 const MOST_CHANNELS: i64 = 1 << 24;
 
 /// `x / (bias + alpha/size · Σx²)^beta`, the sum over `size` neighbouring channels: a pool over

@@ -18,7 +18,7 @@ fn number(value: f64) -> Expr {
     Expr::float(value)
 }
 
-/// R, T, then parameter, gradient and states of one parameter after the other.
+/// R and T; then for each parameter: the parameter, its gradient and its states.
 fn grouped(
     cx: &mut NodeCx,
     kinds: usize,
@@ -33,7 +33,7 @@ fn grouped(
     Ok((rate.to_vec(), (0..n).map(one).collect()))
 }
 
-/// The gradient and that of the parameters' squares.
+/// The gradient plus that of the regularizing term, the parameters' squares.
 fn regular(x: Expr, gradient: Expr, coefficient: f64) -> Expr {
     gradient.add(x.mul(number(coefficient)))
 }
@@ -115,7 +115,7 @@ fn momentum(cx: &mut NodeCx) -> Values {
         let [x, g, v] = [Expr::In(2), Expr::In(3), Expr::In(4)];
         let inputs = [rate.clone(), group].concat();
         let gradient = regular(x.clone(), g, norm);
-        // The first step counts whole.
+        // In the first step, the gradient counts with a share of 1.
         let is_later = Expr::In(1).gt(Expr::int(0));
         let share = Expr::select(is_later, number(beta), number(1.0));
         let mean = v.mul(number(alpha)).add(share.mul(gradient.clone()));

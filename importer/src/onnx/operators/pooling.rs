@@ -98,7 +98,7 @@ impl Counted {
     }
 }
 
-/// Means over windows. The operator has no windows with gaps: those are convolutions with ones.
+/// Means over windows. The operator has no windows with gaps: their means are convolutions with ones.
 fn mean(
     cx: &mut NodeCx,
     x: ContainerId,
@@ -119,7 +119,7 @@ fn mean(
     cx.op1("average_pool", &[x], list)
 }
 
-/// Elements along a dimension whose windows have gaps, and of such a window, at most.
+/// Most elements of a window with gaps, and of the input, along a dimension.
 const MOST_ALONG: i64 = 1 << 20;
 
 fn mean_with_gaps(

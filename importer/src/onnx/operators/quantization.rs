@@ -69,7 +69,7 @@ fn spread(cx: &mut NodeCx, position: usize, x: ContainerId) -> Result<ContainerI
     if shape.len() != to.len() {
         return Err("its blocks do not fit its input".into());
     }
-    // Each scale is repeated, and what the last block has too much is cut.
+    // Each scale is repeated for its block; what goes beyond the input is cut.
     let (mut split, mut wide, mut merged) = (shape.clone(), shape.clone(), shape.clone());
     split.insert(axis + 1, 1.into());
     wide.insert(axis + 1, block.into());
@@ -179,7 +179,7 @@ fn centered(
     cx.elementwise(number.sub(Expr::In(1).cast(float)), &[x, zero])
 }
 
-/// A vector with `after` dimensions of size 1 behind it, or one number without dimensions.
+/// A vector followed by `after` dimensions of size 1, or one number without dimensions.
 fn one_or_along(cx: &mut NodeCx, position: usize, after: usize) -> Result<ContainerId, Refusal> {
     let given = cx.input(position)?;
     let mut shape = cx.shape(given);

@@ -36,8 +36,8 @@ fn reduce(cx: &mut NodeCx, kind: &str) -> Values {
     reduce_with(cx, kind, alone, None)
 }
 
-/// Axes from the attribute or, in newer versions, the second input; none means all, or with
-/// `noop_with_empty_axes` that only `alone` is applied.
+/// Axes come from the attribute or, in newer versions, from the second input. None means all, or with
+/// `noop_with_empty_axes` that nothing is reduced and only `alone` is applied.
 fn reduce_with(cx: &mut NodeCx, kind: &str, alone: Option<Expr>, after: Option<Expr>) -> Values {
     let x = cx.input(0)?;
     let rank = cx.rank(x);
@@ -101,7 +101,7 @@ fn mean_of_integers(
     cx.elementwise(mean.cast(dtype), &[sum])
 }
 
-/// With `select_last_index` the last of equal elements counts: the first one from behind.
+/// With `select_last_index` the last of equal elements counts: it is the first one of the flipped value.
 fn arg(cx: &mut NodeCx, kind: &str) -> Values {
     let mut x = cx.input(0)?;
     let axis = cx.axis(cx.int("axis", 0)?, cx.rank(x))?;
@@ -141,8 +141,8 @@ fn cumsum(cx: &mut NodeCx) -> Values {
     single(cx.cast(sum, dtype)?)
 }
 
-/// Every element moved by one place along an axis, a zero in the first place, or from behind in the last. Of sums,
-/// the element itself cannot be subtracted: it may be infinite, or much larger than what came before.
+/// Every element moved by one place along an axis, with a zero in the first place, or in the last one if it is from
+/// behind. (Elements cannot be subtracted from sums instead: they may be infinite, or much larger than earlier ones.)
 fn shifted(
     cx: &mut NodeCx,
     x: ContainerId,

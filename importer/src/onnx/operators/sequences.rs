@@ -33,7 +33,7 @@ pub static RULES: Rules = &[
     ("SplitToSequence", split),
 ];
 
-/// Elements of a dimension that is split, at most.
+/// Most elements of a dimension that is split.
 const MOST_PARTS: i64 = 1 << 12;
 
 fn elements(cx: &NodeCx) -> Result<Vec<ContainerId>, Refusal> {
@@ -73,7 +73,7 @@ fn erase(cx: &mut NodeCx) -> Values {
 fn insert(cx: &mut NodeCx) -> Values {
     let mut elements = elements(cx)?;
     let element = cx.input(1)?;
-    // It may also come after the last one; a negative position is that of an element there is.
+    // The position may also be after the last element; a negative one is that of an existing element.
     let n = elements.len();
     let at = match cx.scalar(2) {
         _ if !cx.given(2) => n,

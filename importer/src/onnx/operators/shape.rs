@@ -48,7 +48,7 @@ fn reshape(cx: &mut NodeCx) -> Values {
     single(cx.reshape(x, to)?)
 }
 
-/// The size that makes `to`, where it is 1, hold as many elements as `from`.
+/// The size that makes `to`, which has 1 in its place, hold as many elements as `from`.
 fn rest(from: &[SymExpr], to: &[SymExpr]) -> Option<SymExpr> {
     // Equal sizes cancel first, so that few symbolic divisions are left.
     let mut from: Vec<_> = from.to_vec();
@@ -143,7 +143,7 @@ fn unsqueeze(cx: &mut NodeCx) -> Values {
     single(cx.reshape(x, shape)?)
 }
 
-/// Both ways: a size 1 of the target keeps the input's size.
+/// Broadcasts both ways: a size 1 of the target keeps the input's size.
 fn expand(cx: &mut NodeCx) -> Values {
     let x = cx.input(0)?;
     let (from, to) = (cx.shape(x), cx.sizes(1)?);

@@ -1,6 +1,7 @@
-//! Ensembles of decision trees as products of matrices: all conditions are computed, and a leaf is reached if as many
-//! of those on its way hold, and as many do not, as the way asks for (Nakandala et al., "A Tensor Compiler for Unified
-//! Machine Learning Prediction Serving", arXiv 2010.04804, the strategy GEMM). Gradients are zero almost everywhere.
+//! Ensembles of decision trees as products of matrices. All conditions are computed. For each leaf, the conditions on
+//! its way that must hold and do are counted, less those that hold but must not: the leaf is reached if this is the
+//! number of conditions that must hold (Nakandala et al., "A Tensor Compiler for Unified Machine Learning Prediction
+//! Serving", arXiv 2010.04804, the strategy GEMM). Gradients are zero almost everywhere.
 
 mod numbered;
 
@@ -18,11 +19,11 @@ pub static RULES: Rules = &[
     ("ai.onnx.ml.TreeEnsembleRegressor", numbered::regressor),
 ];
 
-/// Conditions times leaves, at most.
+/// Most pairs of a condition and a leaf.
 const MOST_ELEMENTS: usize = 1 << 22;
-/// Conditions on the way to a leaf, at most.
+/// Most conditions on the way to a leaf.
 const MOST_DEPTH: usize = 1 << 10;
-/// Members of a set that a condition asks for, at most.
+/// Most members of a set that a condition asks for.
 const MOST_MEMBERS: usize = 1 << 6;
 
 /// What a condition asks of a feature.
@@ -57,7 +58,7 @@ struct Trees {
     roots: Vec<Way>,
 }
 
-/// How the numbers of the trees become one.
+/// How the numbers that the trees give become one.
 #[derive(Clone, Copy, PartialEq)]
 enum Aggregate {
     Average,
@@ -66,7 +67,7 @@ enum Aggregate {
     Max,
 }
 
-/// The conditions on the way to each leaf that is reached, with whether they hold.
+/// The conditions on the way to each leaf, and whether each must hold.
 type Ways = BTreeMap<usize, Vec<(usize, bool)>>;
 
 impl Trees {

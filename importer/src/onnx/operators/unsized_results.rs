@@ -1,4 +1,4 @@
-//! Operators whose results are as large as data says, which the sizes of a graph cannot be. Nodes on constants are
+//! Operators whose results have sizes that depend on data, which a graph cannot express. Nodes on constants are
 //! folded before they come here.
 
 use super::{Rules, Values};

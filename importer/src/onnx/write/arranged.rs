@@ -41,7 +41,7 @@ fn arrange(e: &Expr) -> Expr {
         }
         Expr::Binary(Binary::Mul, a, b) if a != b => ScaledProduct::of(e).placed(),
         Expr::Binary(Binary::Div, _, b) if is_divisor(b) => match ScaledProduct::of(e) {
-            // Nothing to put it together with.
+            // There is no other factor to combine it with.
             product if product.parts.len() < 2 && !product.absorbs() => arranged_parts(e),
             product => product.placed(),
         },
@@ -113,7 +113,7 @@ impl ScaledProduct {
         product
     }
 
-    /// Squares stay whole: what is squared is often computed anyway.
+    /// Multiplies with the factors of an expression. Squares stay whole: a square is often computed anyway.
     fn multiply(&mut self, e: &Expr, part: &dyn Fn(&Expr) -> Expr) {
         match (e, e.as_number()) {
             (_, Some(number)) => self.number *= number,
@@ -156,7 +156,7 @@ impl ScaledProduct {
             .any(|part| taken_in(part, number).is_some())
     }
 
-    /// The product with its number where it costs least: in a part that takes it in, or times the last part
+    /// The product with its number where it costs least: in a part that takes it in, or else times the last part
     /// that is computed.
     fn placed(mut self) -> Expr {
         let number = self.number;
@@ -188,11 +188,11 @@ fn times(number: f64, e: Expr) -> Expr {
     }
 }
 
-/// The most that is added to an exponent: its rounding is an error of the power, relative to it.
+/// The most that is added to an exponent: the rounding of the sum is a relative error of the power.
 const MOST_SHIFT: f64 = 1.0;
 
-/// `number·e` in as many passes as `e`, but for those that something else shares: `c·exp(−q) = exp(ln c − q)`
-/// for c near 1, and in a sum of which one side takes it in.
+/// `number·e` in as many passes as `e`, except for passes that something else shares: `c·exp(−q) = exp(ln c − q)`
+/// for c near 1, and sums of which one side takes the number in.
 fn taken_in(e: &Expr, number: f64) -> Option<Expr> {
     match e {
         Expr::Unary(Unary::Exp, power) if number > 0.0 && number.is_finite() => {
@@ -295,7 +295,7 @@ mod tests {
         };
         // A factor becomes a part of the exponent, whose sign was an operation before.
         check(&power(0.4), 4);
-        // Its logarithm in single precision would be too far off; or there is none.
+        // Its logarithm in single precision would be too far off, or there is none.
         for c in [1e-9, 3e4, 5.7e36, -0.4] {
             check(&power(c), 5);
         }
@@ -306,7 +306,7 @@ mod tests {
         let [x, y] = [0, 1].map(Expr::In);
         let e = Expr::float(0.9).mul(x).add(Expr::float(0.1).mul(y));
         assert_eq!(arranged(&e), e);
-        // A number in a sum cannot take in another one for nothing.
+        // Taking a number into a sum costs a pass.
         let shifted = Expr::In(0).add(Expr::float(1.0)).mul(Expr::float(2.0));
         check(&shifted, 2);
         // Another rounding may give another step.

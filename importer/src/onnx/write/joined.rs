@@ -8,7 +8,7 @@ use super::nodes::{Nodes, int};
 use graph::SymExpr;
 
 impl Nodes<'_> {
-    /// Does so for every list that consists of such rows. Vectors that nobody else reads are left over.
+    /// Joins such vectors as rows wherever that is possible. Vectors that nothing else reads are then left unread.
     pub(super) fn join_rows(&mut self) {
         let found: Vec<_> = (0..self.list.len()).map(|at| self.rows_of(at)).collect();
         for (mut node, rows) in std::mem::take(&mut self.list).into_iter().zip(found) {
@@ -29,7 +29,7 @@ impl Nodes<'_> {
         self.find_makers();
     }
 
-    /// The rows that a node joins, if it joins vectors made of nothing else.
+    /// The rows that a node joins, if all vectors it joins are rows.
     fn rows_of(&self, at: usize) -> Option<Vec<String>> {
         let node = &self.list[at];
         let axis = node.attribute.iter().find(|a| a.name == "axis");

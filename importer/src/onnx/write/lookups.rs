@@ -17,8 +17,8 @@ impl Nodes<'_> {
         Ok(self.of2("Expand", &zero, &shape))
     }
 
-    /// Indices as they were before negative ones were counted from the end: the standard's lookups count
-    /// them so themselves. `size` is that of the dimension.
+    /// The indices from before negative ones were counted from the end: the standard's lookups do that themselves.
+    /// `size` is that of the dimension.
     fn uncounted(&mut self, index: &str, size: &SymExpr) -> String {
         let whole = || index.to_string();
         let Some([is_low, counted, own]) = self.operands(index, "Where") else {
@@ -36,7 +36,7 @@ impl Nodes<'_> {
         }
     }
 
-    /// The operands of the node that makes a value, if it is of that operator and has so many.
+    /// The operands of the node that makes a value, if it is of operator `op` and has `N` operands.
     fn operands<const N: usize>(&self, value: &str, op: &str) -> Option<[String; N]> {
         let node = self.maker(value).filter(|node| node.op_type == op)?;
         node.input.clone().try_into().ok()
@@ -62,7 +62,7 @@ pub(super) fn gather(n: &mut Nodes, c: &Call) -> Written {
     Ok(())
 }
 
-/// Rows of dy are added where they were looked up; the axis of the lookup is the first meanwhile.
+/// Adds rows of dy where they were looked up. Meanwhile the axis of the lookup is the first.
 pub(super) fn gather_gradient(n: &mut Nodes, c: &Call) -> Written {
     let axis = c.int("axis")?;
     let (dy, index) = (c.input(0)?.clone(), c.input(1)?.clone());

@@ -174,8 +174,8 @@ pub(super) fn class_loss(n: &mut Nodes, c: &Call) -> Written {
 }
 
 /// With `p = softmax(x)` and the row's gradient g: `g·(p·A − (1 − s)·w_t·onehot(t) − s/C·w)`, in which
-/// `A = (1 − s)·w_t + s/C·Σ w`. What the one class adds is a scatter. Of negative log likelihood that
-/// is all there is.
+/// `A = (1 − s)·w_t + s/C·Σ w`. The term of the one class is a scatter. For negative log likelihood it
+/// is the only term.
 pub(super) fn class_loss_gradient(n: &mut Nodes, c: &Call) -> Written {
     let x_type = c.input(1)?.clone();
     let t = targets(n, c, 1)?;

@@ -79,7 +79,7 @@ impl<'g> Nodes<'g> {
         self.origin = origin.to_string();
     }
 
-    /// Nodes from here on come from what this one comes from.
+    /// Nodes from here on come from the same node as this one.
     pub(super) fn begin_beside(&mut self, node: &NodeProto) {
         let origin = node.name.rsplit_once('#').map(|(origin, _)| origin);
         self.begin(origin.unwrap_or_default());
@@ -159,8 +159,8 @@ impl<'g> Nodes<'g> {
         self.nodes(op, inputs, 1, attribute).remove(0)
     }
 
-    /// Appends a node with several outputs; one that is there already is used again, but for those
-    /// that draw random numbers.
+    /// Appends a node with several outputs. If there is an equal node already, its outputs are used again, unless the
+    /// node draws random numbers.
     pub(super) fn nodes(
         &mut self,
         op: &str,
@@ -184,7 +184,7 @@ impl<'g> Nodes<'g> {
         names
     }
 
-    /// Appends a node that was written before; a later one like it uses it again.
+    /// Appends a node that was written before; a later equal one uses its outputs.
     pub(super) fn take_up(&mut self, node: NodeProto) {
         for output in &node.output {
             self.made.insert(output.clone(), self.list.len());
@@ -198,7 +198,7 @@ impl<'g> Nodes<'g> {
         self.list.push(node);
     }
 
-    /// Takes the list to write it anew, so that nothing is used again which is not there yet.
+    /// Takes the list to write it anew, and forgets its nodes: none is used again before it is written again.
     pub(super) fn take_list(&mut self) -> Vec<NodeProto> {
         let list = std::mem::take(&mut self.list);
         self.replace_list(Vec::new());
@@ -228,7 +228,7 @@ impl<'g> Nodes<'g> {
         self.made.get(value).map(|at| &self.list[*at])
     }
 
-    /// Whether the value is finite as long as what goes into products, sums and bounded functions is.
+    /// Whether the value is finite as long as the operands of products, sums and bounded functions are.
     pub(super) fn is_tame(&self, value: &str) -> bool {
         let (mut open, mut seen) = (vec![value], BTreeSet::new());
         while let Some(value) = open.pop() {
@@ -244,7 +244,7 @@ impl<'g> Nodes<'g> {
                 | "Squeeze" => {
                     open.extend(node.input.iter().map(String::as_str));
                 }
-                // Divided by a constant, or by a root of what a constant is added to.
+                // Divided by a constant. In the next arm: a root or reciprocal of a sum with a constant.
                 "Div" if self.maker(&node.input[1]).is_none() => {
                     open.push(&node.input[0]);
                 }
@@ -268,7 +268,7 @@ impl<'g> Nodes<'g> {
         }
     }
 
-    /// The bias of a product or convolution as an operand of it instead of a sum after it, if nothing
+    /// Makes the bias of a product or convolution an operand of it instead of a sum after it, if nothing
     /// else reads the product. `of_product` and `bias` are containers; the bias is along the last
     /// dimension of a product or along the channels.
     pub(super) fn take_bias(
@@ -346,7 +346,7 @@ impl<'g> Nodes<'g> {
         (stored.data_type == type_number(DType::I64)).then(|| bytes.map(number).collect())?
     }
 
-    /// Gives the results their names: where nodes make them, the nodes' outputs are called so. Leaves
+    /// Gives the results their names by renaming the nodes' outputs; a result that no node makes is copied. Leaves
     /// out what no result needs.
     pub(super) fn finish(&mut self, results: &[(String, &str)]) {
         let values: Vec<&str> = results.iter().map(|(value, _)| value.as_str()).collect();

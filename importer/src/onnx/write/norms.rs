@@ -306,7 +306,7 @@ pub(super) fn batch_norm_gradient(n: &mut Nodes, c: &Call) -> Written {
 }
 
 /// `dx = inv_std · (g − mean(g) − x̂ · mean(g · x̂))` with `g = dy · weight` (Ba et al., arXiv
-/// 1607.06450); without the mean of g where x has none taken off.
+/// 1607.06450); without `mean(g)` if the normalization subtracts no mean from x.
 pub(super) fn norm_gradient(n: &mut Nodes, c: &Call) -> Written {
     let x = c.input(1)?.clone();
     let view = View::new(c, &x)?;

@@ -26,12 +26,12 @@ pub(super) fn einsum(n: &mut Nodes, c: &Call) -> Written {
 }
 
 impl Nodes<'_> {
-    /// Two values whose product has along its last dimension the sums that `dy·y` has, up to rounding, and fewer
+    /// Two values whose product has the same sums along its last dimension as `dy·y`, up to rounding, and fewer
     /// elements.
     ///
-    /// Where `o = y·v` and `dy = do·vᵀ`, `Σ_s dy·y = Σ_s Σ_d do_d·v_sd·y_s = Σ_d do_d·o_d`: what the gradient of a
-    /// softmax needs of attention's scores, of the width of a head instead of the length of the text (Dao et
-    /// al., arXiv 2205.14135, section B.2).
+    /// Where `o = y·v` and `dy = do·vᵀ`, `Σ_s dy·y = Σ_s Σ_d do_d·v_sd·y_s = Σ_d do_d·o_d`. The gradient of a
+    /// softmax needs these sums for attention's scores; they are over the width of a head instead of the length of
+    /// the text (Dao et al., arXiv 2205.14135, section B.2).
     pub(super) fn same_row_sums(&self, dy: &str, y: &str) -> Option<(String, String)> {
         let product = self.maker(dy).filter(|n| n.op_type == "MatMul")?;
         let upper = &product.input[0];
@@ -42,7 +42,7 @@ impl Nodes<'_> {
             return None;
         }
         let last = |value: &str| self.shapes.get(value)?.last()?.as_const();
-        // Unless it is known to be as long, the text is longer than a head is wide.
+        // A text of unknown length counts as longer than a head is wide.
         let width = last(&values)?;
         if last(y).is_some_and(|length| width >= length) {
             return None;
@@ -57,11 +57,11 @@ impl Nodes<'_> {
 /// One of the two operands.
 struct Operand {
     letters: Vec<char>,
-    /// Whether dimensions of size 1, which would stretch, have to go first.
+    /// Whether dimensions of size 1, which would broadcast, have to be removed first.
     squeezed: bool,
 }
 
-/// Letters of a product by their part in it.
+/// The letters of a product, by the part that they play in it.
 struct ProductLetters {
     operands: [Operand; 2],
     result: Vec<char>,
@@ -164,7 +164,7 @@ impl ProductLetters {
         Ok(transposed(n, product, &made, &self.result))
     }
 
-    /// The operand without the dimensions that would stretch.
+    /// The operand without the dimensions that would broadcast.
     fn squeezed(
         &self,
         n: &mut Nodes,
@@ -239,7 +239,7 @@ mod tests {
     use super::super::trial::written;
     use super::*;
 
-    /// What is multiplied for the sums of `dy·y`, where `dy = do·vᵀ` and `o = weights·v`: y is `a`, v is `b`, do
+    /// The two factors under the sums of `dy·y`, where `dy = do·vᵀ` and `o = weights·v`. Here y is `a`, v is `b` and do
     /// is `c`.
     fn factors(weights: &str, order: &[i64], width: i64, length: i64) -> String {
         let lines = written(|n| {
@@ -263,9 +263,9 @@ mod tests {
         let whole = "1 = Mul(n.matmul_2, a)";
         assert_eq!(factors("a", &[0, 2, 1], 64, 64), whole);
         assert_eq!(factors("a", &[0, 2, 1], 64, 8), whole);
-        // Not what was weighed, turned.
+        // What is multiplied is not the transpose of v.
         assert_eq!(factors("a", &[2, 1, 0], 8, 64), whole);
-        // Others weighed it.
+        // The weights of o are not y.
         assert_eq!(factors("c", &[0, 2, 1], 8, 64), whole);
     }
 }

@@ -10,12 +10,12 @@ use super::nodes::{Nodes, Refusal};
 use graph::SymExpr;
 use std::collections::BTreeMap;
 
-/// A value that is there as rows, too.
+/// The rows of a value, a value of their own.
 #[derive(Clone)]
 struct Rows {
     /// The value of two dimensions.
     name: String,
-    /// The shape of the value itself: what counts the rows, then their width.
+    /// The shape of the value itself: leading sizes, whose product is the number of rows, then the width.
     shape: Vec<SymExpr>,
 }
 
@@ -37,13 +37,13 @@ fn are_rows(flat: &[SymExpr], shape: &[SymExpr]) -> bool {
         && flat.iter().all(|size| size.as_const() != Some(0))
 }
 
-/// What happens where rows meet a value of several dimensions that has none yet.
+/// What happens if a node reads rows and a value of several dimensions that has no rows yet.
 #[derive(Clone, Copy, Default, PartialEq)]
 enum Meeting {
-    /// Its rows are made.
+    /// Rows are made of the value.
     #[default]
     OfRows,
-    /// The rows are given their own shape.
+    /// The rows are given their own shape again.
     OfShapes,
 }
 
@@ -54,7 +54,7 @@ struct Known {
     rows: BTreeMap<String, Rows>,
     /// Values that nobody has needed in their own shape yet.
     waiting: BTreeMap<String, Rows>,
-    /// Values that are another one.
+    /// Values that another value replaces, with its name.
     renamed: BTreeMap<String, String>,
 }
 
@@ -67,7 +67,7 @@ enum Sight {
 }
 
 impl Nodes<'_> {
-    /// Does so for the whole list; `results` are the values that the file gives.
+    /// Keeps values as rows in the whole list; `results` are the values that the file gives.
     pub(super) fn keep_rows(&mut self, results: &[&str]) {
         let before = self.list.clone();
         let mut best = before.clone();
@@ -122,14 +122,14 @@ impl Nodes<'_> {
         Ok(())
     }
 
-    /// Finds the rows in a reshaping, or reshapes rows instead of what they are rows of. Whether the node is
-    /// done with.
+    /// Finds the rows in a reshaping, or reshapes rows instead of the value that they are rows of. Returns whether
+    /// the node is dealt with.
     fn reshape(&mut self, node: &mut NodeProto, results: &[&str], known: &mut Known) -> bool {
         let to = node.output[0].clone();
         let Some(shape) = self.shapes.get(&to).cloned() else {
             return false;
         };
-        // Where 0 means the operand's own size, another operand is another shape.
+        // Where 0 stands for the operand's own size, the node means another shape for another operand.
         let own_sizes = node.attribute.is_empty()
             && self
                 .stored_ints(&node.input[1])
@@ -162,8 +162,8 @@ impl Nodes<'_> {
         false
     }
 
-    /// What counts the rows of a node's operands, and how wide the rows of its results are; `None` if it has to
-    /// see its operands as they are.
+    /// The leading sizes of a node's operands, and how wide the rows of its results are; `None` if the node has to
+    /// see its operands in their own shape.
     fn widths(&self, node: &NodeProto, known: &Known) -> Option<(Vec<SymExpr>, Vec<SymExpr>)> {
         let one = SymExpr::constant(1);
         let lead = node
@@ -219,7 +219,7 @@ impl Nodes<'_> {
         }
     }
 
-    /// Whether a value that is there in its own shape has rows that are counted so.
+    /// Whether a value that is there in its own shape could be made into rows with these leading sizes.
     fn could_be_rows(&self, value: &str, lead: &[SymExpr], known: &Known) -> bool {
         let shape = self.shapes.get(value).and_then(|shape| shape.split_last());
         let has_some = |size: &SymExpr| size.as_const() != Some(0);

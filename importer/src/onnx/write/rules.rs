@@ -145,7 +145,7 @@ impl Nodes<'_> {
         self.node(op, &[a, b], Vec::new())
     }
 
-    /// The value under another shape. One dynamic size follows from the others.
+    /// The value under another shape, in which one dynamic size may be written as -1.
     pub(super) fn reshaped(&mut self, value: &str, shape: &[SymExpr]) -> Result<String, Refusal> {
         let mut from = value.to_string();
         while let Some(maker) = self.maker(&from).filter(|m| m.op_type == "Reshape") {
@@ -171,7 +171,7 @@ impl Nodes<'_> {
             let sizes: Vec<i64> = sizes.into_iter().map(|n| n.unwrap_or(-1)).collect();
             return Ok((self.ints(&sizes), Vec::new()));
         }
-        // A size of 0 is meant, not the operand's own size at that place.
+        // A size of 0 means 0 here, not the operand's own size at that place.
         Ok((self.shape(shape)?, vec![int("allowzero", 1)]))
     }
 
@@ -199,8 +199,8 @@ impl Nodes<'_> {
     }
 
     /// The sum of a value of that shape and type over its leading dimensions, in the shape `to`: a row of
-    /// ones times its rows, which runtimes compute several times as fast as `ReduceSum`. `None` where
-    /// axes are others or there is no such product.
+    /// ones times the value's rows, which runtimes compute several times as fast as `ReduceSum`. `None` for other
+    /// axes, or if there is no such product.
     pub(super) fn sum_of_rows(
         &mut self,
         value: &str,
@@ -257,7 +257,7 @@ fn elementwise(n: &mut Nodes, c: &Call) -> Written {
         shape: &container.shape,
     };
     let value = n.expression(&expr, container.dtype, &of)?;
-    // A value that mentions no operand of the full shape is smaller than the result.
+    // Without an operand of the full shape, the value is smaller than the result.
     let rank = container.shape.len();
     let full = c
         .inputs
@@ -274,7 +274,7 @@ fn elementwise(n: &mut Nodes, c: &Call) -> Written {
     Ok(())
 }
 
-/// The value of a sum that needs no node: with zeros, or with the bias of a product.
+/// The value of a sum that needs no node of its own: a sum with zeros, or one that becomes the bias of a product.
 fn sum_without_node(
     n: &mut Nodes,
     c: &Call,
@@ -307,7 +307,7 @@ fn sum_without_node(
 
 fn reshape(n: &mut Nodes, c: &Call) -> Written {
     let x = n.input(c, 0)?;
-    // The result's own shape knows what −1 stands for.
+    // In the result's own shape, -1 is already replaced.
     let shape = c.output_id(0).map(|id| n.graph.container(id).shape.clone());
     let value = n.reshaped(&x, &shape.unwrap_or_default())?;
     n.output(c, 0, value);

@@ -28,8 +28,8 @@ impl Operands<'_> {
         }
     }
 
-    /// The operands of a chain of sums or products, those of least extent first, so that what is
-    /// small is put together before it meets what is large, and what its numbers come to. `None`
+    /// The operands of a chain of sums or products, those of least extent first, so that small values are
+    /// combined before they meet large ones; and the result of the chain's numbers. `None`
     /// where order makes no difference.
     fn chain<'e>(
         &self,
@@ -66,8 +66,8 @@ impl Operands<'_> {
     }
 }
 
-/// Expressions that are one operator of the standard, or a mask, where taken literally they would be
-/// slow selections.
+/// Expressions that are one operator of the standard, or a mask; written literally they would be slow
+/// selections.
 enum Bounded<'e> {
     /// x where it is above 0.
     Relu(&'e Expr),
@@ -226,8 +226,8 @@ impl Nodes<'_> {
         }
     }
 
-    /// What [`Bounded`] recognizes. A mask is a factor, where infinity cannot meet its zeros: a product
-    /// is several times as fast as a selection.
+    /// An expression that [`Bounded`] recognizes. A mask becomes a factor where its zeros cannot meet an infinity: a
+    /// product is several times as fast as a selection.
     fn bounded(
         &mut self,
         e: &Expr,

@@ -1,9 +1,9 @@
 //! Constant factors of matrix products, joined ones too, as an attribute of the product instead of a pass over it.
 //!
 //! Before: `g = Gemm(a, b)`, `h = Mul(0.1, g)`, as the running mean of an optimizer wants it. After:
-//! `h = Gemm(a, b, alpha 0.1)`, and where `g` is a result, `g = Mul(h, 10)`: a pass less for those who
-//! do not ask for it, and none more for others. Single precision only, which is that of attributes. Where rows are
-//! added into zeros, as in the gradient of a lookup, the rows are scaled instead of a table of more rows.
+//! `h = Gemm(a, b, alpha 0.1)`, and where `g` is a result, `g = Mul(h, 10)`: one pass less if `g` is not asked
+//! for, and otherwise no more. In single precision only, as attributes are. Where rows are added into zeros, as in
+//! the gradient of a lookup, the rows are scaled instead of the table, which has more rows.
 
 use super::super::proto::{AttributeProto, NodeProto, TensorProto};
 use super::nodes::{Nodes, float};
@@ -57,7 +57,7 @@ impl Nodes<'_> {
         }
     }
 
-    /// The position of the node that makes a value by adding rows into zeros, if they are fewer than its own.
+    /// The position of the node that makes a value by adding rows into zeros, if these are fewer than the value's rows.
     fn scattered(&self, value: &str) -> Option<usize> {
         let at = self.position(value)?;
         let node = Some(&self.list[at]).filter(|node| node.op_type == "ScatterND")?;
@@ -74,7 +74,7 @@ impl Nodes<'_> {
         (adds && is_zero && are_fewer).then_some(at)
     }
 
-    /// Multiplies what is added instead of the sum: the two nodes change places, and nothing between them reads
+    /// Multiplies the added rows instead of the sum: the two nodes change places, and nothing between them reads
     /// the sum.
     fn scale_before(&mut self, scaling: usize, sum: usize) {
         let added = self.list[sum].input[2].clone();
@@ -103,19 +103,19 @@ impl Nodes<'_> {
             (None, Some(factor)) => (a, factor),
             _ => return None,
         };
-        // Farther from 1, what goes one way and comes back may leave the range of single precision.
+        // With a factor farther from 1, the product or the inverse may leave the range of single precision.
         let usable = (2f32.powi(-20)..=2f32.powi(20)).contains(&factor.abs());
         (node.op_type == "Mul" && usable).then(|| (value.clone(), factor))
     }
 
-    /// The products that what a node gives consists of, perhaps in other order or joined.
+    /// The products that a node's result consists of, perhaps transposed, reshaped or joined.
     fn products_of(&self, last: usize, inner: &dyn Fn(&str) -> bool) -> Option<Vec<usize>> {
         let (mut open, mut products) = (vec![last], Vec::new());
         while let Some(at) = open.pop() {
             let node = &self.list[at];
             let n_moved = match node.op_type.as_str() {
                 "Transpose" | "Reshape" => 1,
-                // Factors behind the transpose of a concatenation stay: without a node after it, ONNX Runtime moves the
+                // Factors after the transpose of a concatenation stay: without a node after it, ONNX Runtime moves the
                 // transpose through more of the graph, and steps of convolutional networks become slower.
                 "Concat" if at == last => node.input.len(),
                 "Gemm" => {

@@ -63,7 +63,7 @@ pub(super) fn max_pool_gradient(n: &mut Nodes, c: &Call) -> Written {
     Ok(())
 }
 
-/// The count of padding is the standard's, but for a divisor of its own.
+/// Counts padding as the standard does. With a divisor of its own, padding counts and the mean is scaled.
 pub(super) fn average_pool(n: &mut Nodes, c: &Call) -> Written {
     let mut attributes = window(c)?;
     let with_padding = c.bool_or("count_include_pad", true)?;

@@ -140,8 +140,8 @@ fn add_product(s: &mut Site, a: &str, b: &str) -> Results {
     Ok(vec![Some(s.elementwise(sum, &[y, c], dtype)?)])
 }
 
-/// `torch.einsum` of one or two operands; a longer chain is contracted from the left where every
-/// letter that stays is still needed.
+/// `torch.einsum` of one or two operands; a longer chain is contracted from the left, and letters that are
+/// still needed are kept.
 fn einsum(s: &mut Site) -> Results {
     let equation = s.text_or("equation", "")?.replace(' ', "");
     let operands = s.tensors("tensors")?;
@@ -299,8 +299,8 @@ fn transposed(s: &mut Site, n: usize) -> Results {
     let low = s.ints_for("padding", n, &zeros)?;
     let mut high = low.clone();
     let mut extra = s.ints_for("output_padding", n, &zeros)?;
-    // `output_padding` of a whole stride or more: less is cut off at the end, and what lies behind
-    // the last window is zero.
+    // `output_padding` of at least a stride: less is cut off at the end, and elements after the last window
+    // are zero.
     let mut behind = vec![0; n];
     for d in 0..n {
         if extra[d] >= stride[d] {

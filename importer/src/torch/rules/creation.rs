@@ -11,7 +11,7 @@ pub(super) const RULES: Table = &[
     ("aten.zeros_like.default", |s| filled(s, Expr::int(0))),
     ("aten.new_zeros.default", |s| filled(s, Expr::int(0))),
     ("aten.zero.default", |s| filled(s, Expr::int(0))),
-    // What is never read may hold anything.
+    // The elements are never read, so they may be anything.
     ("aten.empty.memory_format", |s| filled(s, Expr::int(0))),
     ("aten.empty_like.default", |s| filled(s, Expr::int(0))),
     ("aten.ones.default", |s| filled(s, Expr::int(1))),
@@ -69,7 +69,7 @@ fn range(s: &mut Site) -> Results {
     Ok(vec![Some(s.elementwise(value, &[zeros], dtype)?)])
 }
 
-/// The elements whose column − row compares so with `diagonal`, zero elsewhere.
+/// The elements whose column − row compares with `diagonal` as `kept` says; zero elsewhere.
 fn triangle(s: &mut Site, kept: Binary) -> Results {
     let x = s.subject()?;
     let (rank, dtype) = (s.rank(x), s.builder.dtype(x));

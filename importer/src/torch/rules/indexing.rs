@@ -60,7 +60,7 @@ fn index(s: &mut Site) -> Results {
     take(s, x, index, axis)
 }
 
-/// The axes that `indices` names elements of, and those names.
+/// The axes that have an index in `indices`, and these indices.
 fn indexed(s: &Site) -> Result<(Vec<usize>, Vec<ContainerId>), RuleError> {
     let given = s.optional_tensors("indices")?;
     let used = given
@@ -77,8 +77,8 @@ fn indexed(s: &Site) -> Result<(Vec<usize>, Vec<ContainerId>), RuleError> {
     Ok((axes, indices))
 }
 
-/// `x` with the indexed axes made one, that axis, and one index for it, counted from the front.
-/// Axes apart from each other come to the front, as in PyTorch.
+/// `x` with the indexed axes merged into one, the position of that axis, and one index for it, counted from the front.
+/// Indexed axes that are not neighbours come to the front, as in PyTorch.
 fn one_index(
     s: &mut Site,
     x: ContainerId,
@@ -114,7 +114,7 @@ fn one_index(
     Ok((s.reshape(turned, shape)?, axis, index))
 }
 
-/// A value where a mask holds, or values added at one index along the first axis.
+/// Writes a value where a mask holds, or adds values at one index along the first axis.
 fn index_put(s: &mut Site) -> Results {
     let (x, values, dtype) = (s.subject()?, s.tensor("values")?, s.out_dtype(0));
     let given = s.optional_tensors("indices")?;

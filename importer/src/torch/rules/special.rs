@@ -45,7 +45,8 @@ fn sinc(s: &mut Site) -> Results {
     operands.finish_with(value, [(x, gradient)])
 }
 
-/// The size of `x` with the sign of `y`, be that a zero's; gradients `result / x`, 0 where x is, and 0.
+/// The magnitude of `x` with the sign of `y`, also that of a zero. Gradients: `result / x` of `x`, 0 where x is 0;
+/// and 0 of `y`.
 fn with_sign(s: &mut Site) -> Results {
     let dtype = s.out_dtype(0);
     let mut operands = Operands::new(s, dtype);
@@ -58,7 +59,7 @@ fn with_sign(s: &mut Site) -> Results {
     let value = Expr::select(is_negative, size.clone().neg(), size);
     let slope = dy.mul(value.clone().div(x.clone()));
     let by_x = Expr::select(x.clone().eq_(zero()), zero(), slope);
-    // 0 for each element of y.
+    // 0 for each element of y: no element is both below and above zero.
     let by_y = y.clone().lt(zero()).and(y.clone().gt(zero())).cast(dtype);
     operands.finish_with(value, [(x, by_x), (y, by_y)])
 }

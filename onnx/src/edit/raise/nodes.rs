@@ -65,7 +65,7 @@ pub(super) fn raise(cx: &mut Raising, nodes: &mut Vec<NodeProto>, since: i64) ->
     changed
 }
 
-/// Replaces the last of `nodes` if it is an experiment that version `to` no longer has; whether it was one.
+/// Replaces the last of `nodes` if it is an experiment that version `to` no longer has; returns whether it was one.
 pub(super) fn leave_experiments(cx: &mut Raising, nodes: &mut Vec<NodeProto>) -> Change {
     let is_one = |node: &NodeProto| experimental::NAMES.contains(&node.op_type.as_str());
     let passes = cx.from < experimental::UNTIL && cx.to >= experimental::UNTIL;
@@ -97,7 +97,7 @@ impl Made<'_, '_> {
         Some(self.node.attribute.remove(at))
     }
 
-    /// The element type of the first input, which is a float where nothing else is known.
+    /// The element type of the first input; f32 if it is not known.
     fn element(&self) -> Element {
         let first = self.node.input.first();
         let known = first.and_then(|name| self.cx.facts.get(name)?.element);
@@ -130,7 +130,7 @@ impl Made<'_, '_> {
         self.constant(base, tensor)
     }
 
-    /// Attributes of integers become inputs after those there are; one that is missing stays missing.
+    /// Turns integer attributes into inputs, after those there are; a missing attribute becomes an absent input.
     fn inputs_of_ints(&mut self, names: &[&str]) -> Change {
         let taken: Vec<_> = names.iter().map(|name| self.take(name)).collect();
         let mut inputs = Vec::new();
@@ -147,7 +147,7 @@ impl Made<'_, '_> {
         Ok(true)
     }
 
-    /// The same with single floats, which have the element type of the first input.
+    /// The same for attributes of one float each, which get the element type of the first input.
     fn inputs_of_floats(&mut self, names: &[&str]) -> Change {
         let element = match self.node.op_type.as_str() {
             "Dropout" => Element::F32,
@@ -195,7 +195,7 @@ impl Made<'_, '_> {
         }
     }
 
-    /// In evaluation form nothing changed.
+    /// Nothing changed for nodes in evaluation form.
     fn statistics(&mut self) -> Change {
         match self.node.output.iter().skip(1).any(|o| !o.is_empty()) {
             true => Err("says in another way that statistics are taken of the batch".to_string()),
@@ -214,7 +214,7 @@ impl Made<'_, '_> {
         Ok(true)
     }
 
-    /// A bound that was left out was the last number of `f32`, which infinities are cut to.
+    /// Before, a bound that was left out was the largest or least number of `f32`, and infinities were cut to it.
     fn clip(&mut self) -> Change {
         for (name, bound) in [("min", f32::MIN), ("max", f32::MAX)] {
             if Attributes::new(&self.node).float(name).is_none() {
@@ -258,7 +258,7 @@ impl Made<'_, '_> {
         Ok(true)
     }
 
-    /// Before: all dimensions from `axis` on together; after: one dimension.
+    /// Before: over all dimensions from `axis` on together; after: over one dimension.
     fn softmax(&mut self) -> Change {
         let axis = self.take("axis").and_then(|a| a.i).unwrap_or(1);
         let x = self.node.input[0].clone();
@@ -285,8 +285,8 @@ impl Made<'_, '_> {
         Ok(true)
     }
 
-    /// Before version 9 the first dimension was that of the batch: now a scan over the batch has one over time in its
-    /// body.
+    /// Before version 9, Scan's first dimension was the batch: it becomes a scan over the batch, with one over time in
+    /// its body.
     fn scan_of_batches(&mut self) -> Change {
         let old = self.node.clone();
         if old.input.first().is_some_and(|lengths| !lengths.is_empty()) {

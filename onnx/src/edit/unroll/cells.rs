@@ -7,7 +7,7 @@
 use super::*;
 use crate::rewrite::patch::{int, ints};
 
-/// Hidden values of one cell.
+/// Most hidden values of one cell.
 const MOST_HIDDEN: i64 = 1 << 24;
 
 /// What a cell is made of.
@@ -16,7 +16,7 @@ struct Cell<'n> {
     kind: Kind,
     n_steps: i64,
     hidden: i64,
-    /// Names of what the node is given; empty where it is not.
+    /// Names of the node's inputs; empty for those that are absent.
     x: String,
     linear_before_reset: bool,
 }

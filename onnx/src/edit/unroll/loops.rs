@@ -28,7 +28,7 @@ pub(super) fn write_loop(cx: &mut Written, old: &NodeProto) -> Option<()> {
     let n_scanned = body.output.len().checked_sub(1 + n_carried)?;
     let scanned_used = old.output.iter().skip(n_carried).any(|o| !o.is_empty());
     if *trips == 0 && n_scanned > 0 && scanned_used {
-        // Nothing says which sizes nothing has.
+        // Nothing says which sizes an empty stack has.
         return None;
     }
     let shared = cx.shared(body)?;
@@ -165,7 +165,7 @@ pub(super) fn write_scan(cx: &mut Written, old: &NodeProto) -> Option<()> {
             values.reverse();
         }
         if !output.is_empty() {
-            // Behind the last dimension a number below 0 counts with the new one, as it does here.
+            // A negative axis counts with the new dimension, here and in `stack`.
             cx.stack(output, &values, *out_axes.get(n)?);
         }
     }
@@ -173,8 +173,8 @@ pub(super) fn write_scan(cx: &mut Written, old: &NodeProto) -> Option<()> {
 }
 
 impl Written<'_> {
-    /// Initializers of a body become the graph's, once for all trips; their new names. `None` if a body holds what
-    /// cannot be moved.
+    /// Moves the initializers of a body to the graph, once for all trips; returns their new names. `None` if a body
+    /// holds what cannot be moved.
     fn shared(&mut self, body: &GraphProto) -> Option<BTreeMap<String, String>> {
         if !body.sparse_initializer.is_empty() {
             return None;

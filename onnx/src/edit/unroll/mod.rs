@@ -21,11 +21,11 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Trips of one loop.
+/// Most trips of a loop that is written out.
 const MOST_TRIPS: i64 = 1024;
-/// Nodes that one loop becomes.
+/// Most nodes that one loop may become.
 const MOST_NODES: usize = 20_000;
-/// Loops inside of loops are written out from outside in, so often.
+/// Most rounds. Each writes out one level of nested loops, from the outside in.
 const MOST_ROUNDS: usize = 8;
 
 /// The model, which has version 13 of the operators or a newer one, with its loops and cells written out as far as
@@ -71,7 +71,7 @@ pub fn unrolled(model: &ModelProto, folder: &Arc<Path>) -> ModelProto {
 /// Operators that are written out.
 const WRITTEN: [&str; 5] = ["Loop", "Scan", "LSTM", "GRU", "RNN"];
 
-/// Nodes that stand for one.
+/// The nodes that replace one node.
 struct Written<'a> {
     facts: &'a Facts,
     /// Names that values have.
@@ -160,7 +160,7 @@ impl Written<'_> {
         )
     }
 
-    /// Values put one behind the other along a new dimension, as `output`.
+    /// Stacks values along a new dimension, as `output`.
     fn stack(&mut self, output: &str, values: &[String], axis: i64) {
         let axes = self.ints(&format!("{output}.axes"), &[axis]);
         let wide: Vec<String> = values

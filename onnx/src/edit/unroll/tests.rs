@@ -8,11 +8,11 @@ use crate::rewrite::patch::{int, text};
 use crate::rewrite::trial::{Trial, line, reals, value};
 use crate::verify::{Checker, Options};
 
-/// A part of the largest element in float64: a cell feeds back at each step what it rounded, through functions of any
-/// slope.
+/// Allowed error, relative to the largest element, in float64: at each step a cell feeds back what it rounded, through
+/// functions of any slope.
 const CELL_TOLERANCE: f64 = 1e-12;
 
-/// Writes a model out and runs both; the operators that are left.
+/// Writes a model out and runs both; returns the operators that are left.
 fn held(trial: Trial) -> BTreeSet<String> {
     held_within(trial, 0.0)
 }

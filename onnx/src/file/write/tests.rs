@@ -167,7 +167,7 @@ fn permissions_and_owner_stay() {
     fs::set_permissions(at("new.onnx.data"), fs::Permissions::from_mode(0o640)).expect("set");
     write(&model, &at("new.onnx")).expect("written");
     assert_eq!((mode("new.onnx"), mode("new.onnx.data")), (0o600, 0o640));
-    // What is new is as any new file.
+    // A new file gets the permissions of any new file.
     fs::write(at("any"), "").expect("written");
     write(&model, &at("fresh.onnx")).expect("written");
     assert_eq!(
@@ -185,7 +185,7 @@ fn links_stay_and_what_they_lead_to_is_replaced() {
     symlink("link.onnx", at("link2.onnx")).expect("linked");
     let trial = Trial::new(17).input("x", "n 4").constant("w", reals(&[4]));
     let model = trial.node("y = Mul(x, w)").output("y", "n 4").model();
-    // The first creates the file that the links lead to.
+    // The first write creates the file that the links lead to.
     for name in ["link2.onnx", "link.onnx"] {
         write(&model, &at(name)).expect("written");
         assert!(at("link.onnx").is_symlink() && at("link2.onnx").is_symlink());

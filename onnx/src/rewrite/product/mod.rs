@@ -1,4 +1,4 @@
-//! Products with constant weights as rules see them that fold a scale and a shift into them.
+//! Products with constant weights, for the rules that fold a scale and a shift into them.
 //!
 //! Owns what is such a product and which element of its weights belongs to which channel; the changed
 //! product is in `rebuild.rs`. Never decides whether a fold pays: that is in the rules' files.
@@ -91,7 +91,7 @@ impl<'a> Generated<'a> {
     }
 }
 
-/// The element of channel `n` of a vector where one element stands for all.
+/// The element for channel `n` of a vector, whose only element may stand for all channels.
 fn at(values: &[f64], n: usize) -> f64 {
     values[if values.len() == 1 { 0 } else { n }]
 }
@@ -151,7 +151,7 @@ const MOVEMENTS: [&str; 14] = [
     "Transpose",
     "Unsqueeze",
 ];
-/// So many of them one after the other are looked through.
+/// Most movements in a row that are looked through.
 const MOST_MOVEMENTS: usize = 16;
 
 /// Whether a value comes out of, or goes into, a quantized stretch whose structure is to stay.
@@ -449,9 +449,9 @@ fn is_row(shape: &[usize], n: usize) -> bool {
     (*last == n || *last == 1) && rest.iter().all(|d| *d == 1)
 }
 
-/// The elements of a float constant of type `element` that has size 1 along all but one of the
-/// dimensions of a value of that rank: along that one (the last, or the second), 1 or `n_channels`.
-/// `None` also if the constant would give the value more dimensions.
+/// The elements of a float constant of type `element`, beside a value of that rank. Its size is 1 or `n_channels` along
+/// one dimension (the last, or the second), and 1 along all others. `None` also if the constant would give the value
+/// more dimensions.
 fn along<'a>(
     scope: &Scope<'a>,
     name: &'a str,

@@ -45,7 +45,7 @@ impl Affine {
     }
 }
 
-/// Weights and bias that come instead of the old ones, where they change.
+/// New weights and a new bias, where they change.
 struct Changed {
     weight: Option<Vec<f64>>,
     bias: Option<Vec<f64>>,
@@ -60,9 +60,9 @@ struct Operands {
 }
 
 impl LinearOperation<'_> {
-    /// `by(product)` as a product. The nodes that compute the product go, and so do `also`; the last
-    /// node has the outputs of node `outputs`. `None` if a number would overflow or vanish, if the file
-    /// would grow by more than the limit, or if no node is saved.
+    /// `by(product)` as one product. The nodes that compute the product are removed, and `also` with them; the last
+    /// new node has the outputs of node `outputs`. `None` if a number would overflow or vanish, if the file would grow
+    /// by more than the limit, or if no node is saved.
     pub fn then(
         &self,
         scope: &Scope,
@@ -169,7 +169,7 @@ impl LinearOperation<'_> {
             None => self.weight.name.to_string(),
             Some(values) => self.add_weights(scope, &mut patch, values)?,
         };
-        // Weights only: a bias is small beside them.
+        // Only weights are counted: a bias is small beside them.
         let added: usize = patch.constants.iter().map(|(_, t)| t.n_bytes()).sum();
         if added > self.weight.freed(scope) + scope.around().fold_limit {
             return None;
@@ -197,8 +197,7 @@ impl LinearOperation<'_> {
         (made.count() < patch.remove.len()).then_some(patch)
     }
 
-    /// Adds changed weights; where the old ones are few values repeated, so are the new ones if they can
-    /// be.
+    /// Adds changed weights. If a node fills the old ones and the new ones are all equal, a node fills these too.
     fn add_weights(&self, scope: &Scope, patch: &mut Patch, values: &[f64]) -> Option<String> {
         let first = *values.first()?;
         let shape = self.weight.generated.as_ref().map(|g| g.shape);

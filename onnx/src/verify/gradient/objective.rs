@@ -6,7 +6,7 @@ use crate::tensor::Tensor;
 /// A loss of one of a model's outputs, as the training graph defines it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Objective {
-    /// Mean cross-entropy with the input `labels`, that part of each spread over all classes.
+    /// Mean cross-entropy with the input `labels`, this part of each label spread over all classes.
     CrossEntropy(f64),
     /// Mean squared difference to the input `target`.
     MeanSquaredError,

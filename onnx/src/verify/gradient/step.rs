@@ -8,12 +8,12 @@ use crate::verify::cuts::Cuts;
 use crate::verify::samples::Sampler;
 use crate::verify::{Options, masks, program};
 
-/// What is smaller than that, beside the largest element of all that a step gives, is nothing.
+/// Results are compared relative to at least this part of the largest element of a whole step: less counts as nothing.
 const NOTHING: f64 = 1e-12;
 
-/// Holds a training graph that does not give its gradients against the one that gives them as well: the same
-/// loss and the same successors of parameters and state. The largest difference, relative to the largest
-/// element of what differs.
+/// Compares a training graph that does not give its gradients with the one that gives them as well: they must have the
+/// same loss and the same successors of parameters and state. Returns the largest difference of a result, relative to
+/// the result's largest element.
 ///
 /// # Errors
 /// See [`GradientError`].
@@ -31,7 +31,7 @@ pub fn check_same_step(
     let cuts = Cuts::new(&whole.proto);
     let sampler = Sampler::new(whole, &cuts, options).map_err(|e| untried(e.to_string()))?;
     let mut point = Point::find(whole, (&sampler, &programs[0]), None, false)?;
-    // What is squared has no sign, and steps are counted.
+    // Averages of squares are never negative, and steps are counted.
     for (name, value) in &mut point.feeds {
         if (name.ends_with(".square") || name == "step")
             && let Some(numbers) = value.to_f64()

@@ -23,8 +23,8 @@ fn original() -> Model {
     forward().output("y", "3 2").model()
 }
 
-/// Its training graph, where `scale` is what the mean squared difference's gradient is multiplied with:
-/// 2 / 6 is right. Of `b`, whose gradient is small, the gradient is given times `of_bias`.
+/// Its training graph, where `scale` multiplies the gradient of the mean squared difference: 2 / 6 is right. The
+/// gradient of `b`, which is small, is multiplied by `of_bias`.
 fn training(scale: f32, of_bias: f32, reduction: &str) -> Model {
     let trial = forward()
         .input("target", "3 2")
@@ -69,7 +69,7 @@ fn right_gradients_are_close_to_differences() {
 
 #[test]
 fn targets_have_the_sizes_of_the_output() {
-    // The file calls the output's sizes otherwise than the inputs'.
+    // The file gives the output's sizes other names than the inputs'.
     let squares = |output: &str| {
         let model = Trial::new(17)
             .input("x", "n 4 4")
@@ -195,7 +195,7 @@ fn a_step_without_gradients_is_the_step_with_them() {
 
 #[test]
 fn parameters_on_a_kink_are_tried_beside_it() {
-    // Zeros before Relu, whose derivative at 0 is none of the differences'.
+    // Zeros before Relu, whose derivative at 0 is not what a difference across 0 gives.
     let zeros = crate::tensor::Tensor::new(&[4], crate::tensor::Values::F32(vec![0.0; 4]));
     let made = |sign: &str| {
         let made = Trial::new(17)
@@ -286,7 +286,7 @@ fn what_a_mask_swallows_is_tried_without_it() {
             .node("y = Softmax(a)")
             .node("z = Mul(y, m)");
         let made = made.with("loss = ReduceSum(z)", vec![int("keepdims", 0)]);
-        // d/dm of softmax(a)·m, where a is m and something: y + y·(m − Σ y·m).
+        // d/dm of softmax(a)·m, where a is m plus something: y + y·(m − Σ y·m).
         let made = made.ints("last", &[1]).node("t = ReduceSum(z, last)");
         let made = made
             .node("u = Sub(m, t)")

@@ -7,14 +7,13 @@ use crate::file::Model;
 use crate::verify::cuts::needed;
 use crate::verify::samples::Shapes;
 
-/// Elements that are computed in a run at most; trying a graph takes about four runs, one of these elements
-/// about 10 ns.
+/// Most elements that are computed in a run; trying a graph takes about four runs, and an element takes about 10 ns.
 const MOST_ELEMENTS: u64 = 2 << 30;
-/// So many products that are summed take the time of an element.
+/// This many summed products take the time of one element.
 const SUMMED_AS_ONE: u64 = 40;
 /// Runs of more elements are tried along one direction only.
 const MANY_ELEMENTS: u64 = 1 << 28;
-/// Bytes that are alive at once at most, in float64.
+/// Most bytes that are alive at once, in float64.
 pub(super) const MOST_BYTES: u64 = 4 << 30;
 
 /// What a run takes.
@@ -40,12 +39,12 @@ impl RunCost {
         let elements: u64 = cost.nodes.iter().map(|node| node.elements).sum();
         RunCost {
             elements: elements + cost.multiply_adds / SUMMED_AS_ONE,
-            // Most values are stored in half of that.
+            // Most values are stored in half as many bytes.
             bytes: 2 * cost.peak_bytes,
         }
     }
 
-    /// A sentence, if that is too much.
+    /// A sentence, if a run takes too much.
     pub(super) fn refusal(&self) -> Option<String> {
         if self.elements > MOST_ELEMENTS {
             return Some(format!(
@@ -64,7 +63,7 @@ impl RunCost {
         })
     }
 
-    /// Whether each further run counts.
+    /// Whether a run takes so long that no more than needed are made.
     pub(super) fn is_large(&self) -> bool {
         self.elements > MANY_ELEMENTS
     }

@@ -1,4 +1,4 @@
-//! Operators that the standard had as experiments before version 10: what they are in operators that stayed.
+//! Operators that the standard had as experiments before version 10, and the operators that replace them.
 
 use super::{Change, Made};
 use crate::attributes::Attributes;

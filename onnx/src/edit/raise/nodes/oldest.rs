@@ -23,7 +23,7 @@ const TYPES: [(&str, i64); 12] = [
 
 /// Brings a node to version `since`, at most 7, of its operator.
 pub(super) fn raise(made: &mut Made, since: i64) -> Change {
-    // It said which inputs may be overwritten.
+    // `consumed_inputs` said which inputs may be overwritten.
     if since == 6 {
         made.take("consumed_inputs");
     }
@@ -76,7 +76,7 @@ impl Made<'_, '_> {
         Ok(true)
     }
 
-    /// Both take numbers of the batch, or drop elements, unless they are told that this is a test.
+    /// For operators that use statistics of the batch or drop elements unless `is_test` is set.
     fn in_evaluation(&mut self) -> Change {
         self.take("consumed_inputs");
         match self.take("is_test").and_then(|a| a.i) {
@@ -88,7 +88,7 @@ impl Made<'_, '_> {
         }
     }
 
-    /// The second operand's sizes stood from dimension `axis` of the first on, or at its end.
+    /// The second operand's dimensions matched those of the first from `axis` on, or its last ones.
     fn broadcast(&mut self) -> Change {
         let is_asked = self.take("broadcast").and_then(|a| a.i).unwrap_or(0) != 0;
         let Some(axis) = self.take("axis").and_then(|a| a.i).filter(|_| is_asked) else {
@@ -115,12 +115,12 @@ impl Made<'_, '_> {
         }
     }
 
-    /// Gives an input of `rank` dimensions `after` more of size 1 behind them.
+    /// Appends `after` dimensions of size 1 to an input of `rank` dimensions.
     fn with_ones(&mut self, input: usize, rank: usize, after: usize) -> Change {
         if after == 0 {
             return Ok(true);
         }
-        // A size of 0 is that of the input.
+        // A size of 0 keeps that of the input.
         let shape = [vec![0; rank], vec![1; after]].concat();
         let shape = self.of_ints("sizes", &shape);
         let name = self.cx.fresh(&format!("{}_aligned", self.base()));
@@ -131,7 +131,7 @@ impl Made<'_, '_> {
         Ok(true)
     }
 
-    /// Images alone were resized, by two factors.
+    /// Only images were resized, by two factors.
     fn scale_of_image(&mut self) -> Change {
         let mut factor = |name: &str| {
             let factor = self.take(name).and_then(|a| a.f);
