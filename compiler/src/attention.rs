@@ -31,8 +31,8 @@ pub struct ChosenAttention {
     pub choice: Choice,
 }
 
-/// Order of results in memory, outermost first, here and in our own kernels: that of PyTorch's operators, in which
-/// rows of all heads are one row of the layer.
+/// Order of the dimensions of results in memory, outermost first, here and in our own kernels. It is that of PyTorch's
+/// operators: the rows of all heads lie side by side, as one row of the layer.
 pub(crate) const RESULT_ORDER: [i64; 4] = [0, 2, 1, 3];
 
 /// Replaces each attention that an operator of PyTorch's is to compute, forward and, if gradients with respect
@@ -137,11 +137,10 @@ fn choice(
     }
 }
 
-/// An attention node in the terms of PyTorch's operators; `trained` are containers that gradients are
-/// needed of.
+/// An attention node in the terms of PyTorch's operators. `trained` are the containers whose gradients are needed.
 ///
 /// # Errors
-/// Why there are none, in a sentence.
+/// Why PyTorch's operators do not compute this attention, in a sentence.
 fn described(
     graph: &Graph,
     library: &Library,
@@ -202,7 +201,7 @@ fn described(
     })
 }
 
-/// Appends the node that keeps lse, where gradients need it, for an operator to compute.
+/// Appends the node for the operator `by` to compute. It keeps lse if gradients are wanted.
 fn replace(
     builder: &mut Builder,
     library: &Library,

@@ -229,7 +229,7 @@ impl Entry {
     /// How the contraction is cut.
     ///
     /// # Errors
-    /// [`RecipeError::Name`] for what are no numbers of a blocking.
+    /// [`RecipeError::Name`] if the text is no blocking.
     pub fn cut(&self) -> Result<Blocking, RecipeError> {
         let text = self.blocking.as_deref().unwrap_or_default();
         Blocking::parse(text).ok_or_else(|| RecipeError::Name {
@@ -251,7 +251,7 @@ impl Entry {
     /// The order of dimensions in memory, if it has one.
     ///
     /// # Errors
-    /// [`RecipeError::Name`] for what is no list of dimensions.
+    /// [`RecipeError::Name`] if the text is no list of dimensions.
     pub fn dimensions(&self) -> Result<Option<Vec<usize>>, RecipeError> {
         let Some(text) = &self.order else {
             return Ok(None);
@@ -333,8 +333,8 @@ impl RecipeFile {
         Ok(file)
     }
 
-    /// What the recipe says about a step: the section of the same structure, else the one most of whose nodes
-    /// the step has, if that is at least every second one.
+    /// What the recipe says about a step. Takes the section of the same structure. Without one, takes the section with
+    /// most decisions about nodes of the step, if these are at least half of its decisions.
     ///
     /// # Errors
     /// Names that Shorthaul does not know.

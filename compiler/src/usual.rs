@@ -74,7 +74,7 @@ pub(crate) fn choose(
         }
         plans.push(Chosen::new(expanded, finish, problem, choice)?);
     }
-    // The first of those that keep least.
+    // The first plan of those that keep the least. A plan that is not worth it counts as keeping what the first keeps.
     let kept = |plan: &Chosen| {
         let traffic = Traffic::new(&plan.plan.graph);
         match traffic.is_worth(&before) {

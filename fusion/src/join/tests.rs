@@ -5,7 +5,7 @@ use crate::decision::{Applied, Decision, Outcome, Refusal};
 use graph::{Graph, Layout, Node, NodeKind, Place, Recipe, Rewrite};
 use models::{results, text_graph as graph};
 
-/// Joins the parts of `graph`, which means the same afterwards: what was decided.
+/// Joins the parts of `graph`, checks that it means the same, and returns it with what was decided.
 fn decided(mut graph: Graph, recipe: &Recipe) -> (Graph, Vec<Decision>) {
     let before = results(&graph);
     let nodes: Vec<Node> = std::mem::take(&mut graph.last_state().nodes);
