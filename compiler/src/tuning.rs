@@ -285,7 +285,7 @@ impl Tuner<'_> {
             };
             let ratio = self.replacement(&now, &new, timer, found)?;
             if let Some(ratio) = ratio.filter(|ratio| *ratio <= FASTER) {
-                // Contractions that are no longer there take their blockings with them.
+                // Drops the blockings of contractions that are no longer there.
                 let cut = new.cutouts.kernels.iter().filter_map(|k| k.cuts.as_ref());
                 let there: BTreeSet<&Place> = cut.map(|c| &c.place).collect();
                 recipe.retain_blockings(|place| there.contains(place));

@@ -306,7 +306,7 @@ class Split:
         self.parts = parts
 
     def _drop_small(self) -> None:
-        """What a call of kernels would cost more than it saves stays PyTorch's."""
+        """Leaves to PyTorch the regions for which a call of kernels costs more than it saves."""
         alone = len(self.regions) == 1 and not self.torch_nodes
         parts: list[fx.Node | RegionPlan] = []
         for part in self.parts:

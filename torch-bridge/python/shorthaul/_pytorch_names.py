@@ -85,12 +85,12 @@ def _keeps_modes_apart() -> bool:
 
 
 def tracing_apart() -> contextlib.AbstractContextManager:
-    """Another tracer may run here, while Dynamo calls a backend."""
+    """A context in which another tracer may run, while Dynamo calls a backend."""
     return contextlib.nullcontext() if _keeps_modes_apart() else tracing(None)
 
 
 def unimplemented(what: str, why: str) -> NoReturn:
-    """Dynamo breaks the graph here."""
+    """Makes Dynamo break the graph here."""
     structured = getattr(exc, "unimplemented_v2", exc.unimplemented)
     if "gb_type" in structured.__code__.co_varnames:
         structured(gb_type=what, context="", explanation=why, hints=[])
