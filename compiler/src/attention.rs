@@ -2,7 +2,7 @@
 //!
 //! Owns the replacement of `attention` by `attention_with_lse` before differentiation, by a table of
 //! measured times or by decree, and the reason of each choice, also where a candidate cannot be taken.
-//! Never calls an operator; what a program then needs of PyTorch is brought by whoever runs it.
+//! Never calls an operator; whoever runs a program provides what it needs of PyTorch.
 
 use crate::cuda::ProductsBy;
 use crate::error::CompileError;
@@ -97,7 +97,7 @@ pub fn choose(
     Ok(chosen)
 }
 
-/// What computes an attention, and why, with what was faster and cannot be taken.
+/// What computes an attention, and why. The reason also names candidates that were faster and cannot be taken.
 fn choice(
     described: Result<Attention, String>,
     products: &Products,

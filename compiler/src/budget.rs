@@ -18,9 +18,9 @@ use serde::Serialize;
 
 /// Plans tried for one budget with each kind of estimate.
 const MAX_PLANS: usize = 8;
-/// Limits that lie closer together than this part of the budget are not told apart.
+/// Limits that differ by less than the budget divided by this are not told apart.
 const CLOSE_PARTS: i64 = 32;
-/// Plans tried from the largest memory to the smallest where none of those is small enough.
+/// Plans tried from the largest memory to the smallest, if none of the others is small enough.
 const SCANNED_PLANS: i64 = 12;
 /// A plan that leaves less than this part of the budget unused is not improved.
 const GOOD_ENOUGH: f64 = 0.02;

@@ -93,7 +93,7 @@ impl Executable {
     }
 }
 
-/// The limits of the machine that the plan was made for, or else that are assumed of this one.
+/// The limits of the machine that the plan was made for; if there is none, those that are assumed for this machine.
 fn limits(plan: &Plan, options: &CompileOptions) -> Machine {
     options.target.clone().with_machine(plan.machine).machine
 }

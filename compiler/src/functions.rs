@@ -163,8 +163,7 @@ mod tests {
         graph
     }
 
-    /// Merges, checks that the values stay, and gives how many nodes there are after what is dead is
-    /// dropped.
+    /// Merges, checks that the values stay the same, drops dead nodes, and returns how many nodes are left.
     fn merged(mut graph: Graph) -> usize {
         let given = [vec![0.3, -1.2, 2.0], vec![1.5, -0.1, 0.7]];
         let given = given.map(|list| Tensor::from_f64(DType::F64, &[3], list));

@@ -181,7 +181,7 @@ impl OptimizerStep {
     /// Compiles a step for parameters of one type. `aligned`: every array starts at a multiple of 16 bytes.
     ///
     /// # Errors
-    /// No NVRTC, no device or one that there is no code for.
+    /// No NVRTC, no device, or no code for the device.
     pub fn build(
         update: &Update,
         sizes: &[usize],

@@ -206,7 +206,7 @@ fn expand(mut bound: Graph, recipe: &Recipe, target: Target) -> Result<Fused, Co
     Ok(expanded)
 }
 
-/// The passes behind expansion and the choice of what to compute again.
+/// The passes after expansion and after the choice of what to compute again.
 pub(crate) struct Finish<'a> {
     step: &'a Step,
     bound: &'a Graph,

@@ -315,7 +315,7 @@ impl RecipeFile {
             let at = line.map_or(String::new(), |n| format!(" (line {n})"));
             RecipeError::Damaged(format!("{}{at}", e.message()))
         };
-        // The form first: what follows may be of another one.
+        // Checks the format first, since the rest may be written in another one.
         let table: toml::Table = text.parse().map_err(damaged)?;
         let found = table.get("format").and_then(toml::Value::as_integer);
         let found = found.ok_or_else(|| RecipeError::Damaged("it has no `format`".into()))?;

@@ -110,7 +110,7 @@ pub struct KernelReport {
     /// The part of the bytes read and written that belongs to the step's own inputs, parameters and outputs; the rest
     /// is intermediate.
     pub bytes_least: i64,
-    /// Bytes moved besides: results of somebody else's operator, copied to their places.
+    /// Further bytes moved: results of another library's operator, which are copied to their places.
     #[serde(skip_serializing_if = "is_zero")]
     pub bytes_copied: i64,
     /// Arithmetic operations.

@@ -185,7 +185,7 @@ impl Told {
     }
 }
 
-/// Alike decisions that a recipe may change and has not.
+/// Groups of alike decisions that a recipe may change and does not change yet.
 fn groups(plan: &Plan) -> Vec<(Likeness, BTreeSet<Place>)> {
     let mut groups: BTreeMap<Likeness, BTreeSet<Place>> = BTreeMap::new();
     let is_free =
@@ -204,7 +204,7 @@ fn groups(plan: &Plan) -> Vec<(Likeness, BTreeSet<Place>)> {
     groups.into_iter().collect()
 }
 
-/// The caller's choices with more decisions told.
+/// The caller's choices with the recipe of the greedy plan, to which the decisions `told` are added.
 fn with(choices: &Choices, greedy: &Plan, told: &BTreeMap<Place, Told>) -> Choices {
     let own = greedy.recipe.iter();
     let own = own.map(|(place, take)| (place.clone(), Told::Take(take)));

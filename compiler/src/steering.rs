@@ -75,7 +75,7 @@ pub fn planned(
     planned_like(step, sizes, place, choices, None)
 }
 
-/// The same, with what another program of the step computes again.
+/// Like [`planned`], with what another program of the step computes again.
 fn planned_like(
     step: &Step,
     sizes: &graph::Bindings,

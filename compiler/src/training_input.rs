@@ -130,8 +130,8 @@ pub fn training_input(
     Ok(finished((model, sizes), constants, &known, wrt))
 }
 
-/// The model of a file with the initializers trainable that [`training_input`] trains if nobody names what to train;
-/// `source` is the same file for the room `onnx`.
+/// The model of a file. Its trainable initializers are those that [`training_input`] trains if nobody names what to
+/// train. `source` is the same file for the room `onnx`.
 ///
 /// # Errors
 /// As [`File::import`].

@@ -52,7 +52,7 @@ pub struct Tuned {
     pub n_tried: usize,
     /// Ways that could not be planned or compiled, in sentences.
     pub failed: Vec<String>,
-    /// Whether somebody ended it.
+    /// Whether the search was interrupted.
     pub is_interrupted: bool,
 }
 

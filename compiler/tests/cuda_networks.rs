@@ -71,7 +71,7 @@ fn inputs(graph: &Graph) -> Vec<Tensor> {
 
 /// Trains every float input but running statistics. `least` has the least number of maps of each path.
 fn check(graph: &Graph, tolerance: Tolerance, least: &[(&str, usize)]) {
-    // The gradient of a decoder's keys' biases is 0: what is left of sums that cancel.
+    // The gradient of a decoder's keys' biases is 0: only rounding errors are left of sums that cancel.
     let is_trained = |i: &usize| {
         let c = graph.container(graph.inputs[*i]);
         let is_kept = c.name.contains("running") || c.name.ends_with("k_proj.bias");
@@ -202,7 +202,7 @@ fn encoder_layer_with_dropout_in_bf16() {
     check(&graph, HALF, &[("mma", 12), ("chain", 3)]);
 }
 
-/// Causal attention with an additive mask, of which the first query sees nothing, in f16.
+/// Causal attention in f16 with an additive mask that hides everything from the first query.
 #[test]
 fn masked_attention_in_f16() {
     let mut net = Net::new("attention");

@@ -211,7 +211,8 @@ fn constant_sizes(graph: &Graph, id: ContainerId) -> Option<Vec<i64>> {
     c.shape.iter().map(SymExpr::as_const).collect()
 }
 
-/// The coarsest shape without ones of which both are groupings; `None` if there is none.
+/// The coarsest shape without sizes of 1 from which both result by merging adjacent dimensions; `None` if there is
+/// none.
 fn common_refinement(a: &[i64], b: &[i64]) -> Option<Vec<i64>> {
     // If the product of the sizes overflows, there is none.
     let boundaries = |s: &[i64]| {

@@ -429,8 +429,8 @@ mod tests {
         assert_eq!(order("positive"), Some(vec![0, 2, 3, 1]));
     }
 
-    /// A convolution with weights that are converted before it, and both of its gradients, of which that
-    /// of the weights is converted back.
+    /// A convolution whose weights are converted before it, and both of its gradients; the gradient of the
+    /// weights is converted back.
     const CONVERTED: &str = r#"graph "converted" {
   %x: bf16[2, 8, 6, 6] input
   %w: f32[16, 8, 3, 3] input

@@ -134,7 +134,7 @@ impl Built {
         own.map(|l| l.map).collect()
     }
 
-    /// Lets that many threads run the kernels from now on, but never more than they were planned for. The
+    /// Lets `n` threads run the kernels from now on, but never more than they were planned for. The
     /// results do not change.
     pub fn use_threads(&self, n: usize) {
         if let Built::Cpu(_, threads) = self {

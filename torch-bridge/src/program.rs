@@ -306,7 +306,7 @@ impl Program {
         self.built.memory().backward_arena_bytes
     }
 
-    /// Lets that many threads run the kernels from now on, but never more than they were planned for.
+    /// Lets `n` threads run the kernels from now on, but never more than they were planned for.
     fn use_threads(&self, n: usize) {
         self.built.use_threads(n);
     }

@@ -158,7 +158,7 @@ fn a_result_of_the_graph_is_stored() {
     }
 }
 
-/// A unit besides attention over 32 x 32 numbers, which are stored for it.
+/// A unit beside attention over 32 x 32 numbers; these are stored for the unit.
 fn beside(container: &str, unit: &str) -> (Graph, Vec<Decision>) {
     let containers = format!("{}\n{container}", containers("bf16", 32, 32, 8));
     let unit = format!("map [b < 4, i < 32, j < 32] {{ tasklet {unit} }}");

@@ -17,7 +17,7 @@ fn decided(mut graph: Graph, recipe: &Recipe) -> (Graph, Vec<Decision>) {
     (graph, decisions)
 }
 
-/// Two parts that are computed, stacked as `%s`, of which `%y` is a function.
+/// Two computed parts, stacked as `%s`, and `%y`, a function of `%s`.
 fn stack(shape: &str, copies: [&str; 2], outputs: &str) -> Graph {
     let containers = format!(
         "%x: f32[4, 16] input

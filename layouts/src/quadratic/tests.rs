@@ -184,7 +184,7 @@ fn a_search_that_ends_early_is_never_worse_than_the_first_choices() {
         }
         for b in 0..9 {
             for a in 0..b {
-                // First choices are dear together; of all other pairs, half are forbidden.
+                // The pair of first choices is expensive; half of all other pairs are forbidden.
                 let open: Vec<bool> = (0..16).map(|_| numbers.below(2) == 0).collect();
                 problem.add_edge(a, b, |i, j| match (i + j, open[4 * i + j]) {
                     (0, _) => 1.0,

@@ -25,8 +25,8 @@ _MOST_CHARACTERS = 120
 class Changes:
     """What changed since the programs of a module were made; one sentence for each compilation.
 
-    Dynamo says of each program why it does not serve a call, of the last one first. A program that
-    fits the modes of the call is the one to compare with.
+    Dynamo says of each program why it does not serve a call, beginning with the last one. A program
+    that fits the modes of the call is the one to compare with.
     """
 
     def __init__(self, say: Callable[[str], None]):

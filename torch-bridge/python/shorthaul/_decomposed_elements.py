@@ -163,7 +163,7 @@ def nextafter(x, to):
     return torch.where(wide.isnan() | end.isnan(), math.nan, value).to(x.dtype)
 
 
-#: Coefficients of Stirling's series, of the odd powers of 1/x.
+#: Coefficients of the odd powers of 1/x in Stirling's series.
 _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
 
 
