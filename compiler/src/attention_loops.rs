@@ -64,7 +64,7 @@ pub(crate) fn replace(graph: &mut Graph, hints: &Bindings, wrt: &[usize]) -> Res
     let inputs: Vec<ContainerId> = wrt.iter().map(|n| graph.inputs[*n]).collect();
     let trained = autodiff::active(graph, &inputs);
     let is_taken = |graph: &Graph, own: &Candidate| {
-        // The gradient of a mask is made from those of all scores, which are stored anyway then.
+        // The gradient of a mask is that of the scores, which then is stored anyway.
         let trains_mask = own.mask.is_some_and(|id| trained.contains(&id));
         !trains_mask && is_large(graph, own, hints)
     };

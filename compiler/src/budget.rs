@@ -165,8 +165,8 @@ pub(crate) fn fit(
     Ok(kept(trial, planned.cost.us, least_us))
 }
 
-/// Memory that the step takes without a budget and without what the recipe computes again; `None` if the recipe
-/// computes nothing again. Such a recipe may come from a budget, and a fraction of what it leaves would count twice.
+/// Memory that the step takes without a budget and without the recipe's decisions about computing again; `None` if it
+/// has none. Such a recipe may come from a budget, and a fraction of the memory that it leaves would count twice.
 fn usual_bytes(
     expanded: &Fused,
     finish: &Finish<'_>,

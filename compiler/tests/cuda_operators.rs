@@ -125,7 +125,7 @@ fn rounding(dtype: DType) -> f64 {
 
 /// A result is rounded when it is stored, and so is what it was made of where that reached memory. Most roundings are
 /// on the way to attention's gradients: scores, masked scores, probabilities, the gradients of both, the result. Each
-/// adds an error of at most half the distance between neighboring numbers at the largest value.
+/// adds an error of at most half the distance between neighbouring numbers at the largest value.
 const ROUNDINGS: f64 = 6.0;
 
 fn check_in_half(dtype: DType) -> Checked<()> {

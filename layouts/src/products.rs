@@ -228,7 +228,7 @@ fn merges(graph: &Graph, id: ContainerId, layout: &Layout, uses: &[&Tasklet]) ->
     count
 }
 
-/// Whether an array has neither of two dimensions, or has both as neighbors in memory.
+/// Whether an array has neither of two dimensions, or has both as neighbours in memory.
 fn adjacent(m: &Memlet, layout: &Layout, outer: &Symbol, inner: &Symbol) -> bool {
     let place = |s: &Symbol| {
         let d = m.subset.iter().position(|i| symbol(i) == Some(s))?;

@@ -263,8 +263,8 @@ fn check(
     if kept < 0 {
         demand.weigh(Obstacle::Kept(-kept))?;
     }
-    // A gradient of a normalization is computed from two values and read by two products. It had better be stored by
-    // one of them than computed in both.
+    // A gradient of a normalization is computed from two values and read by two products. It is better stored by one
+    // of them than computed in both.
     if readers.len() > 1 && 2 * saved < 3 * bytes(graph, id) {
         demand.weigh(Obstacle::Repeated(saved))?;
     }
