@@ -2,8 +2,8 @@
 
 Owns the measurement: processor seconds of the C compilers with an empty cache, and times of steps
 (forward and backward), interleaved in one process. The first way is the flags that Shorthaul
-chooses; each ``--also`` adds some behind them, and the last one of two counts. With GCC, its own
-``-O3`` is:
+chooses; each ``--also`` adds some behind them. Of two flags that contradict each other, the last
+one counts. With GCC, its own ``-O3`` is:
 
     .venv/bin/python bench/compilers.py torchvision:mobilenet_v2 --also="-O3 -fschedule-insns2"
 """

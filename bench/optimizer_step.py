@@ -2,8 +2,8 @@
 
 Owns the measurement and its table. It counts processor time of all threads, so that other programs
 on the machine matter little on one thread; with more, threads that wait for each other count too.
-Rounds are interleaved. The column `floor` is an estimate, no bound: the time of as many bytes in
-one pass over a large array in place. A step that walks through several arrays may take less.
+Rounds are interleaved. The column `floor` is an estimate, no bound: the time that one pass in place
+over a large array takes for as many bytes. A step that walks through several arrays may take less.
 
     .venv/bin/python bench/optimizer_step.py --threads 1
 """

@@ -5,7 +5,7 @@
 //! by their own rule or, where they have none, by differentiating their expansion ([`map`]).
 //! Nothing is marked as saved: what crosses from forward to backward is what backward nodes read,
 //! and the fusion room decides which of it to recompute. Dropout masks never cross, since the
-//! gradient rule of dropout asks the same counter-based random numbers again.
+//! gradient rule of dropout computes the same counter-based random numbers again.
 
 mod error;
 mod map;

@@ -161,8 +161,8 @@ impl Sweep {
         Ok(Some(total))
     }
 
-    /// Appends the gradients of a node's inputs; gives the node's expansion instead when that is
-    /// what must be differentiated.
+    /// Appends the gradients of a node's inputs. If the node's expansion must be differentiated instead,
+    /// returns the expansion.
     fn visit(&mut self, node: &Node) -> Result<Option<Vec<Node>>, AutodiffError> {
         let written = node.writes();
         let reached = written.iter().any(|id| self.gradients.contains_key(id));

@@ -92,7 +92,7 @@ fn second_derivatives_are_refused() {
     );
 }
 
-/// The value is that of `y`, the gradient that of `v`: no other gradient exists, and no product is made for it.
+/// The value is that of `y`, the gradient is that of `v`. There is no other gradient, and no product for one.
 #[test]
 fn a_gradient_that_goes_straight_through_passes_by_the_value() {
     let graph = parse(

@@ -3,9 +3,9 @@ operators.
 
 Owns what is measured. Each candidate computes attention of heads that lie beside each other in one
 array, as one product for queries, keys and values leaves them, and gives its result as the next
-product reads it: whatever a candidate must copy for that is in its time. One row is the time of all
-launches of forward and backward, one that of forward alone. A candidate whose results are wrong is
-not timed.
+product reads it: the time of a candidate includes whatever it must copy for that. One row is the
+time of all launches of forward and backward, another one that of forward alone. A candidate whose
+results are wrong is not timed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def measure(
     is_causal: bool,
     dtype: torch.dtype,
 ) -> dict[str, Any]:
-    """Adds the rows of one shape ``(batch, heads, rows, width)``; says what each candidate was."""
+    """Adds the rows of one shape ``(batch, heads, rows, width)``; returns each one's verdict."""
     batch, heads, rows, width = shape
     torch.manual_seed(0)
     x = torch.randn(batch, rows, 3, heads, width, device=bench.device, dtype=dtype)
@@ -54,7 +54,7 @@ def measure(
                 try:
                     verdict = _one(bench, table, candidate)
                 except (RuntimeError, shorthaul.ShorthaulError) as error:
-                    # One that a device refuses leaves the others their rows.
+                    # If a device refuses one candidate, the others still get their rows.
                     verdict = {"ok": kind != "own", "failed": str(error)}
             verdicts[f"{kind} {'forward and backward' if trains else 'forward'}"] = verdict
             ok &= verdict["ok"]
@@ -63,7 +63,7 @@ def measure(
 
 
 def _one(bench: Bench, table: ProductTable, candidate: tuple[nn.Module, torch.Tensor, str]):
-    """Checks and times one candidate; one that cannot compute it says why."""
+    """Checks and times one candidate; the verdict says why if it cannot compute this."""
     model, x, kind = candidate
     trains = x.requires_grad
     called = bench.module(model)

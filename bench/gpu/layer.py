@@ -32,7 +32,7 @@ def encoder(is_dry: bool, dropout: float) -> nn.Module:
 
 
 def measure(bench: Bench, batch: int, length: int, dropout: float, dtype) -> dict[str, Any]:
-    """Checked, then timed."""
+    """Checks the results, then times all variants."""
     torch.manual_seed(0)
     layer = encoder(bench.is_dry, dropout).to(bench.device)
     width = layer.linear1.in_features

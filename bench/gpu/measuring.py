@@ -20,7 +20,7 @@ import shorthaul
 import torch
 from torch import nn
 
-#: What compilers of PyTorch's make of a module; graphs are captured by us, not by them.
+#: Options of ``torch.compile`` by variant. We capture CUDA graphs, not PyTorch's compiler.
 COMPILED = {
     "compile": {},
     "compile_max_autotune": {"mode": "max-autotune-no-cudagraphs"},
@@ -216,7 +216,7 @@ def parse(description: str, default_out: str) -> argparse.Namespace:
 
 @contextlib.contextmanager
 def without_tf32() -> Iterator[None]:
-    """Inside, float32 products are float32 products."""
+    """Inside, products of float32 numbers are computed in float32, not in TF32."""
     before, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
     torch.set_float32_matmul_precision("highest")
     # The function sets all of them.

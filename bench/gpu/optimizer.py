@@ -1,8 +1,9 @@
 """One AdamW step over the parameters of BERT-large: correctness, bytes, times in graph replay.
 
-Shorthaul's launches beside PyTorch's fused and foreach updates, float32 and bfloat16 parameters,
-plain and with gradients that a scale is undone of and that are clipped. The floor is every byte
-once at the machine's copy bandwidth (``probe.py``). In a dry run a tiny encoder on the emulator.
+Shorthaul's launches beside PyTorch's fused and foreach updates, with float32 and bfloat16
+parameters, with plain gradients and with gradients that are unscaled and clipped. The floor is the
+time of moving every byte once at the machine's copy bandwidth (``probe.py``). A dry run takes a
+tiny encoder on the emulator.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from shorthaul import optim
 #: Layers, width, inner width, vocabulary, positions.
 BERT_LARGE = (24, 1024, 4096, 30522, 512)
 TINY = (1, 8, 32, 40, 16)
-#: So large that a step is many roundings of what it changes.
+#: Large, so that a step changes parameters by many roundings.
 RATE = 0.1
 
 
@@ -43,7 +44,7 @@ def parameters(bench: Bench, size: tuple, dtype: torch.dtype) -> list[torch.nn.P
 
 
 def optimizers(bench: Bench, size: tuple, dtype: torch.dtype, max_norm: float | None) -> dict:
-    """A step by variant, each over parameters of its own, which come along."""
+    """A step for each variant, with the step's own parameters."""
     settings = {"lr": RATE, "weight_decay": 0.01}
     backend = "cuda-emulated" if bench.is_dry else "auto"
     own = parameters(bench, size, dtype)
@@ -56,7 +57,7 @@ def optimizers(bench: Bench, size: tuple, dtype: torch.dtype, max_norm: float | 
 
 
 def step_of(some: list, optimizer: Any, max_norm: float | None) -> Callable[[], None]:
-    """One step, gradients clipped where ``max_norm`` says so and the optimizer does not itself."""
+    """One step; clips gradients to ``max_norm``, if given, unless the optimizer does so itself."""
     own = isinstance(optimizer, optim.AdamW)
 
     def step() -> None:

@@ -3,8 +3,9 @@
 Owns what is measured and the table's file. Each candidate (our own kernel, the library with its own
 epilogue, the library and a kernel for the rest; each algorithm that the library offers; on Hopper
 our kernel by products of warpgroups in each of its tiles) computes all products and convolutions
-of a model that it can, cuBLASLt those and cuDNN these, in place: between the launches that stand
-before and after it in the model, and with their data in the caches. A candidate whose results are
+of a model that it can (the library is cuBLASLt for products and cuDNN for convolutions). It does so
+in place: between the launches that stand before and after it in the model, and with their data in
+the caches. A candidate whose results are
 wrong is not timed. The file is written anew after every model; kernels/cuda/src/vendor/table.rs
 describes its format.
 """
@@ -60,7 +61,7 @@ class ProductTable:
             ):
                 verdict = known.judge(results_of(called, inputs, known.grad))
                 taken = self._times(called, inputs, known.grad) if verdict["ok"] else []
-            # What the candidate cannot compute is our own kernel's, and has its time already.
+            # Our own kernel computes what the candidate cannot; that is timed already.
             own = [t for t in taken if (t.kind, t.rank or 0) == (kind, rank)]
             verdicts[f"{kind} {rank}"] = {"ok": verdict["ok"], "products": len(own)}
             ok &= verdict["ok"]

@@ -1,9 +1,9 @@
 """Whole training steps of networks: loss curves against PyTorch, times, peak memory.
 
 A step is zero_grad, forward, loss, backward, SGD with momentum, with bf16 autocast and float32
-parameters. Each network first trains some steps on fixed batches in every variant; a curve that
-leaves eager's, by more than eager's own runs in float32 and bf16 leave each other, is wrong and
-not timed. Peak memory is that of PyTorch's allocator, without a compiled module's constants.
+parameters. Each network first trains some steps on fixed batches in every variant. A curve is wrong
+and its variant not timed if it differs from eager's by much more than eager's runs in float32 and
+bf16 differ. Peak memory is that of PyTorch's allocator, without a compiled module's constants.
 PyTorch runs convolutional networks channels_last; Shorthaul chooses layouts itself.
 """
 
@@ -129,7 +129,7 @@ def curve(training: Training) -> list[float]:
 
 
 def fits(curves: dict[str, list[float]]) -> bool:
-    """Shorthaul's curve is as near eager's as twice what rounding does to eager's, and 1%."""
+    """Whether the curve differs from eager's by at most twice what rounding does, plus 1%."""
     found, eager, exact = curves["shorthaul"], curves["eager"], curves["eager_float32"]
     spread = max(abs(a - b) for a, b in zip(eager, exact, strict=True))
     bound = 2 * spread + 0.01 * max(map(abs, exact))

@@ -5,10 +5,10 @@ for, in the layouts of forward, data gradient and weight gradient, with the epil
 cuBLASLt has through PyTorch, beside Shorthaul's kernel. Attention: PyTorch's back ends. Memory-
 bound: groups over working sets up to 1 GiB, with the bytes that must move.
 
-Before all this, every candidate for the products and convolutions of the networks and of these
-shapes, and of ResNet-50's windows, is timed in place, in training steps, and every candidate for
-attention; the table that programs are compiled with is written: to the file of `--table`, which
-`SHORTHAUL_CUDA_TABLE` then names.
+Before all this, every candidate for attention is timed, and every candidate for the products and
+convolutions of the networks, of these shapes and of ResNet-50's windows: in place, in training
+steps. The result is the table that programs are compiled with. It is written to the file of
+`--table`, which `SHORTHAUL_CUDA_TABLE` then names.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PRODUCTS = [
     (3136, 2048, 512),
     (8192, 8192, 8192),
 ]
-#: (batch, channels, image, filters, window, stride) of ResNet-50's convolutions, no products.
+#: (batch, channels, image, filters, window, stride) of ResNet-50's convolutions with windows.
 CONVOLUTIONS = [
     (64, 3, 224, 64, 7, 2),
     (64, 64, 56, 64, 3, 1),
@@ -178,8 +178,8 @@ class Gelu(nn.Module):
         return F.gelu(x)
 
 
-#: Module, number of inputs, and the elements per element of an input that forward and backward must
-#: move: inputs, outputs, their gradients, each once.
+#: Module, number of inputs, and how many elements forward and backward must move for each element
+#: of an input: inputs, outputs and their gradients, each once.
 MEMORY_BOUND = {
     "gelu": (lambda width: Gelu(), 1, 5),
     "softmax": (lambda width: Softmax(), 1, 5),

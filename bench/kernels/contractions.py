@@ -3,10 +3,10 @@
 Run it as ``python bench/kernels/contractions.py``. Each contraction is a module of one layer: its
 forward pass, the gradient of its input and the gradient of its weight are timed apart, in rounds
 that go through the variants in turn, in one process. The ratio is PyTorch's time over ours. Peers
-of a convolution are PyTorch with row-major images and with channels-last ones; ours gets and gives
-channels-last images, as our convolutions hand them to each other. The last column names what wrote
-our kernels. ``loops`` or ``reduced`` in a forward pass or a gradient of an input says that the
-compiler chose row-major images for so small a program: such a time is that of the conversion too.
+of a convolution are PyTorch with row-major images and with channels-last ones; ours reads and
+writes channels-last images, as our convolutions pass them to each other. The last column names what
+wrote our kernels. ``loops`` or ``reduced`` in a forward pass or a gradient of an input says that
+the compiler chose row-major images for so small a program: such a time includes the conversion.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Small graphs that are hard to optimize rightly, in the text form of ``onnx.parser``.
 
-Owns the texts, each with what is hard about it. A value that is declared in ``<...>`` but neither
-given nor computed becomes an initializer with random numbers.
+Owns the texts, each with what is hard about it. A value that is declared in ``<...>`` without
+numbers, and that nothing computes, becomes an initializer with random numbers.
 """
 
 from __future__ import annotations

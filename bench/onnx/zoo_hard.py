@@ -66,7 +66,7 @@ def _write_text(graph: HardGraph, path: Path) -> None:
 
 
 def _fill(graph: onnx.GraphProto) -> None:
-    """Makes declared values that nothing computes random initializers, named values excepted."""
+    """Makes declared values that nothing computes random initializers, unless they have numbers."""
     computed = {name for node in graph.node for name in node.output}
     computed |= {tensor.name for tensor in graph.initializer}
     computed |= {value.name for value in graph.input}

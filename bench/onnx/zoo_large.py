@@ -28,7 +28,7 @@ def write(path: Path) -> None:
     """Writes the model, and its weights beside it."""
     place = path.with_name(f"{path.name}.data")
     random = np.random.default_rng(0)
-    # Gaussian rows, shifted from layer to layer, keep the size of what passes through.
+    # Gaussian weights of this scale, shifted from layer to layer, keep values at the same size.
     weight = random.standard_normal((WIDTH, WIDTH), dtype=np.float32) * np.float32(
         (2 / WIDTH) ** 0.5
     )

@@ -1,12 +1,12 @@
-//! Compiles every kernel of six training steps and of optimizers' steps by NVRTC for every architecture and prints what each
-//! needs: registers, spills, stack frame, shared memory, launches, bytes moved.
+//! Compiles every kernel of six training steps and of optimizers' steps by NVRTC for every architecture. Prints what
+//! each needs: registers, spills, stack frame, shared memory, launches, bytes moved.
 //! `SHORTHAUL_NVRTC=FOLDER cargo run --release --example cuda_table > bench/results/DATE-cuda-kernels.md`
 //! A word after `cuda_table` keeps the networks whose name holds it.
 //!
-//! Bytes are those of the containers and workspaces that the launches of a kernel are given, each once
-//! and whole per launch. The floor of the convolutions is what they must move were each fused with all
-//! that stands between it and the next: their operands and results, each once per convolution. Compilation is of an empty cache; the time is the processor's, which does not
-//! depend on what else runs.
+//! Bytes are those of the containers and workspaces that a kernel is given, whole and once for each launch. The floor
+//! of the convolutions is what they would move if each were fused with all that stands between it and the next: their
+//! operands and results, once for each convolution. Compilation starts with an empty cache. Its time is processor time,
+//! which does not depend on what else runs.
 
 use compiler::optimizer::Rule;
 use compiler::{Step, Target};
@@ -89,7 +89,8 @@ fn networks() -> Result<Vec<(&'static str, Graph)>, ops::OpError> {
     ])
 }
 
-/// Forward and backward for all parameters; running statistics are none. With the floor in bytes.
+/// The program of both passes, its graph, and the floor in bytes. All parameters are trained; running statistics do not
+/// count as parameters.
 fn program(graph: &Graph) -> Result<(CudaProgram, Graph, usize), Box<dyn Error>> {
     let is_trained = |position: &usize| {
         let c = graph.container(graph.inputs[*position]);
@@ -137,7 +138,8 @@ fn network(name: &str, graph: &Graph, nvrtc: &Nvrtc, threads: usize) -> Result<(
     Ok(())
 }
 
-/// Compiles kernels for every architecture and prints how long that took: what each needs, by architecture.
+/// Compiles kernels for every architecture and prints how long that took. Returns what each kernel needs, for each
+/// architecture.
 fn compiled(
     kernels: &[Kernel],
     nvrtc: &Nvrtc,
@@ -169,7 +171,7 @@ fn compiled(
     Ok(resources)
 }
 
-/// A step of an optimizer; its bytes are of elements that are read and written, each once.
+/// A step of an optimizer. Its bytes are those of the elements that it reads and writes, each counted once.
 fn optimizer(
     name: &str,
     dtype: DType,

@@ -2,7 +2,7 @@
 //!
 //! Owns the replacement of `attention` by `attention_with_lse` before differentiation, by a table of
 //! measured times or by decree, and the reason of each choice, also where a candidate cannot be taken.
-//! Never calls an operator; what a program then needs of PyTorch is brought by whoever runs it.
+//! Never calls an operator; whoever runs a program provides what it needs of PyTorch.
 
 use crate::cuda::ProductsBy;
 use crate::error::CompileError;
@@ -31,8 +31,8 @@ pub struct ChosenAttention {
     pub choice: Choice,
 }
 
-/// Order of results in memory, outermost first, here and in our own kernels: that of PyTorch's operators, in which
-/// rows of all heads are one row of the layer.
+/// Order of the dimensions of results in memory, outermost first, here and in our own kernels. It is that of PyTorch's
+/// operators: the rows of all heads lie side by side, as one row of the layer.
 pub(crate) const RESULT_ORDER: [i64; 4] = [0, 2, 1, 3];
 
 /// Replaces each attention that an operator of PyTorch's is to compute, forward and, if gradients with respect
@@ -97,7 +97,7 @@ pub fn choose(
     Ok(chosen)
 }
 
-/// What computes an attention, and why, with what was faster and cannot be taken.
+/// What computes an attention, and why. The reason also names candidates that were faster and cannot be taken.
 fn choice(
     described: Result<Attention, String>,
     products: &Products,
@@ -137,11 +137,10 @@ fn choice(
     }
 }
 
-/// An attention node in the terms of PyTorch's operators; `trained` are containers that gradients are
-/// needed of.
+/// An attention node in the terms of PyTorch's operators. `trained` are the containers whose gradients are needed.
 ///
 /// # Errors
-/// Why there are none, in a sentence.
+/// Why PyTorch's operators do not compute this attention, in a sentence.
 fn described(
     graph: &Graph,
     library: &Library,
@@ -202,7 +201,7 @@ fn described(
     })
 }
 
-/// Appends the node that keeps lse, where gradients need it, for an operator to compute.
+/// Appends the node for the operator `by` to compute. It keeps lse if gradients are wanted.
 fn replace(
     builder: &mut Builder,
     library: &Library,

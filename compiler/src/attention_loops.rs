@@ -64,7 +64,7 @@ pub(crate) fn replace(graph: &mut Graph, hints: &Bindings, wrt: &[usize]) -> Res
     let inputs: Vec<ContainerId> = wrt.iter().map(|n| graph.inputs[*n]).collect();
     let trained = autodiff::active(graph, &inputs);
     let is_taken = |graph: &Graph, own: &Candidate| {
-        // Gradients of a mask are the scores' own, so these are stored anyway.
+        // The gradient of a mask is that of the scores, which then is stored anyway.
         let trains_mask = own.mask.is_some_and(|id| trained.contains(&id));
         !trains_mask && is_large(graph, own, hints)
     };
@@ -116,7 +116,7 @@ fn is_large(graph: &Graph, own: &Candidate, hints: &Bindings) -> bool {
     is_known && takes_mask && has_heads && rows.saturating_mul(columns) >= least
 }
 
-/// Appends the node that keeps the logarithm of each row's sum and its rest, where gradients need them.
+/// Appends the node. If gradients are wanted, it keeps the logarithm of each row's sum and the rest of that logarithm.
 fn append(builder: &mut Builder, library: &Library, with_gradients: bool) {
     let query: Option<ContainerId> = library.inputs[0];
     let query = query.map(|id| builder.graph.container(id).clone());
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
     use models::text_graph;
 
-    /// Operators after the pass, of an attention with four heads and these sizes, further operands and attributes.
+    /// The operators after the pass, for an attention with four heads. `rest` has further operands and attributes.
     fn operators(rows: i64, dtype: &str, rest: &str, wrt: &[usize]) -> Vec<String> {
         operators_of(2, rows, dtype, rest, wrt)
     }

@@ -56,7 +56,7 @@ pub(crate) fn separate(graph: &mut Graph, n_forward: usize) -> Result<(), Compil
     Ok(())
 }
 
-/// The container whose bytes it is, for each result of a reshape.
+/// For each result of a reshape, the container whose bytes it shares.
 fn roots(nodes: &[Node]) -> BTreeMap<ContainerId, ContainerId> {
     let mut roots = BTreeMap::new();
     for node in nodes {

@@ -21,10 +21,11 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Lower bounds of one kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Bound {
-    /// Bytes of the elements that it reads and writes, each once; those that data says are none.
+    /// Bytes of the elements that it reads and writes, each once. Elements that may be left out, depending on data, do
+    /// not count.
     pub compulsory_bytes: i64,
-    /// Bytes that its product moves between a core's own cache and what lies behind it; 0 where it has none
-    /// without windows.
+    /// Bytes that its product moves between a core's own cache and what lies behind it; 0 without a product, or with
+    /// one that has windows.
     pub cache_bytes: i64,
     /// Microseconds of moving the compulsory bytes from memory, or of multiplying.
     pub roofline_us: f64,
@@ -50,7 +51,7 @@ pub fn bound(graph: &Graph, node: &Node, machine: &Machine, threads: usize) -> B
     }
 }
 
-/// The contraction in a kernel, or that the node itself is.
+/// The contraction that a node holds or is.
 fn product(graph: &Graph, node: &Node) -> Option<Recognized> {
     match &node.kind {
         NodeKind::Map(map) if map.params.is_empty() => {
@@ -105,8 +106,8 @@ pub struct Moved {
     pub writes: Vec<i64>,
 }
 
-/// What each kernel moves: of a lookup or a slice no more than the elements that its indices can have, of a kernel
-/// that is only a part of a node the whole containers.
+/// What each kernel moves. A lookup or a slice moves no more than the elements that its indices can reach. A kernel
+/// that is only a part of a node moves whole containers.
 pub fn moved(graph: &Graph, kernels: &[KernelInfo]) -> Vec<Moved> {
     let nodes = graph.single_state().map_or(&[][..], |state| &state.nodes);
     let mut writers = BTreeMap::new();
@@ -135,7 +136,7 @@ pub fn moved(graph: &Graph, kernels: &[KernelInfo]) -> Vec<Moved> {
         .collect()
 }
 
-/// The node that a kernel was made of, where it is all of it.
+/// The node that a kernel was made of, if the kernel is the whole node.
 fn whole_node<'a>(
     graph: &Graph,
     info: &KernelInfo,

@@ -18,9 +18,9 @@ use serde::Serialize;
 
 /// Plans tried for one budget with each kind of estimate.
 const MAX_PLANS: usize = 8;
-/// Limits that lie closer together than this part of the budget are not told apart.
+/// Limits that differ by less than the budget divided by this are not told apart.
 const CLOSE_PARTS: i64 = 32;
-/// Plans tried from the largest memory to the smallest where none of those is small enough.
+/// Plans tried from the largest memory to the smallest, if none of the others is small enough.
 const SCANNED_PLANS: i64 = 12;
 /// A plan that leaves less than this part of the budget unused is not improved.
 const GOOD_ENOUGH: f64 = 0.02;
@@ -59,7 +59,7 @@ pub struct KeptBudget {
     pub peak_bytes: usize,
     /// Microseconds that computing again is predicted to add.
     pub added_us: f64,
-    /// Microseconds that every choice which keeps as few bytes adds at least.
+    /// Least microseconds that a choice that keeps as few bytes can add.
     pub least_us: f64,
 }
 
@@ -165,8 +165,8 @@ pub(crate) fn fit(
     Ok(kept(trial, planned.cost.us, least_us))
 }
 
-/// Memory that the step takes without a budget, where the recipe says what to compute again: such a recipe may
-/// come from a budget itself, whose fraction would count twice.
+/// Memory that the step takes without a budget and without the recipe's decisions about computing again; `None` if it
+/// has none. Such a recipe may come from a budget, and a fraction of the memory that it leaves would count twice.
 fn usual_bytes(
     expanded: &Fused,
     finish: &Finish<'_>,
@@ -202,7 +202,7 @@ struct Search<'a> {
     budget_bytes: usize,
     /// The plan that adds the least time, of those that keep the budget.
     best: Option<(Trial, PlannedRecomputation)>,
-    /// Least memory of the plan without a budget and those of the scan.
+    /// Least memory of the plan without a budget and the plans of the scan.
     least_bytes: usize,
 }
 
@@ -253,7 +253,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// The same limits for every budget, so that the least memory that an error names is found again.
+    /// Tries the same limits for every budget, so that the least memory that an error names is found again.
     fn scan(&mut self, problem: &RecomputeProblem) -> Result<(), CompileError> {
         let most = problem.peak_bytes(&problem.pinned());
         for step in (0..SCANNED_PLANS).rev() {

@@ -52,7 +52,7 @@ pub(crate) fn compose(graph: &mut Graph) -> Result<Composed, OpError> {
 }
 
 impl Composed {
-    /// Puts one node again where several stood for it; what only those read is dead then.
+    /// Puts each node back where several stood for it. What only those read is dead then.
     pub(crate) fn restore(&self, graph: &mut Graph) {
         let given: BTreeSet<ContainerId> = graph.inputs.iter().copied().collect();
         let Some(state) = graph.single_state_mut() else {
@@ -73,9 +73,9 @@ impl Composed {
     }
 }
 
-/// Sums of pads that lie side by side become concatenations: the gradient of a value of which
-/// slices were taken. `Σ pad(x_i, low_i, high_i) → concat(x_0, x_1, …)` where each begins where the one
-/// before it ends; saves a pass over the whole for each part.
+/// Turns sums of pads that lie side by side into concatenations: `Σ pad(x_i, low_i, high_i) → concat(x_0, x_1, …)`,
+/// where each begins where the one before it ends. The gradient of a value that is read in slices is such a sum. Saves
+/// a pass over the whole for each part.
 pub(crate) fn join(graph: &mut Graph) {
     let Some(state) = graph.single_state() else {
         return;
@@ -198,7 +198,7 @@ fn replace(b: &mut Builder, library: &Library) -> Result<bool, OpError> {
     }
 }
 
-/// Appends an operator that writes a container that is there.
+/// Appends an operator that writes the containers of `call`.
 fn into(b: &mut Builder, op: &str, inputs: &[ContainerId], list: graph::Attrs, call: &Call) {
     b.library(Library {
         op: op.to_string(),
@@ -280,8 +280,8 @@ fn step(b: &mut Builder, call: &Call) -> Result<(), OpError> {
     Ok(())
 }
 
-/// One dimension after the other: what comes before, x, what comes after. Gives up, with what it
-/// appended unused, where an amount is not a number or cuts.
+/// Pads one dimension after the other: concatenates what comes before, x, and what comes after. Returns `false` if an
+/// amount is symbolic or negative, or the mode is another; what is appended by then stays unused.
 fn surround(b: &mut Builder, call: &Call) -> Result<bool, OpError> {
     let mode = call.str("mode")?;
     let amounts = |name: &str| -> Result<Option<Vec<i64>>, OpError> {

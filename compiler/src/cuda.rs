@@ -85,8 +85,8 @@ impl Captured {
     /// CUDA kernels for the sizes the graph was captured with; `wrt` as for [`Captured::compile`].
     ///
     /// # Errors
-    /// A graph that has no kernels yet, no NVRTC, no device or one that there is no code for, no memory;
-    /// an operator of PyTorch's was chosen, and `operators` says that there is none.
+    /// The graph has no kernels yet; there is no NVRTC, no device, no code for the device, or no memory; or an
+    /// operator of PyTorch's was chosen, and `operators` says that there is no PyTorch.
     pub fn compile_cuda(
         &self,
         wrt: &[usize],
@@ -191,7 +191,7 @@ impl CudaExecutable {
 /// What runs kernels that need nothing but the caller's buffers.
 ///
 /// # Errors
-/// No NVRTC, no device or one that there is no code for.
+/// No NVRTC, no device, or no code for the device.
 pub(crate) fn machine(
     kernels: &[Kernel],
     launches: &[PlacedLaunch],

@@ -2,7 +2,8 @@
 //!
 //! A cut-out is a graph of one kernel whose reads are inputs and whose writes are outputs, so it takes the same way
 //! to C as the whole step. Its key is made of its text, its number of threads and its compiler with the flags: on one
-//! machine, kernels with one key take the same time, in whatever network they are. Whole steps are timed in the same way. Decides nothing about what is faster.
+//! machine, kernels with one key take the same time, in whatever network they are. Whole steps are timed in the same
+//! way. Decides nothing about what is faster.
 
 use crate::error::CompileError;
 use crate::executable::Executable;
@@ -50,8 +51,8 @@ pub struct Cutout {
 }
 
 impl Cutouts {
-    /// The kernels of a plan, for a target and the identity of a compiler; of each contraction, `n_others` other ways
-    /// to cut it.
+    /// The kernels of a plan, for a target and the identity of a compiler. Each contraction comes with `n_others` other
+    /// ways to cut it.
     ///
     /// # Errors
     /// As for lowering.

@@ -93,7 +93,7 @@ impl Executable {
     }
 }
 
-/// The limits of the machine that the plan was made for, or else that are assumed of this one.
+/// The limits of the machine that the plan was made for; if there is none, those that are assumed for this machine.
 fn limits(plan: &Plan, options: &CompileOptions) -> Machine {
     options.target.clone().with_machine(plan.machine).machine
 }
@@ -119,8 +119,8 @@ fn lower_for(
     Ok((lowered, one_thread))
 }
 
-/// Shows what the kernels of a plan look like that may come, and which of their numbers are decisions; nothing is
-/// compiled. Gives the kernels.
+/// Shows `templates` the kernels of a plan that may come, and which of their numbers are decisions. Compiles nothing.
+/// Returns the kernels.
 pub(crate) fn foresee(
     plan: &Plan,
     options: &CompileOptions,
@@ -168,11 +168,12 @@ fn lower_varying(
     Ok(lower_as(&plan.graph, &target, threads, &wanted)?)
 }
 
-/// Part of a core's rate in products that small kernels reach: most of their time goes into starting loops.
+/// The part of a core's rate in products that small kernels reach; most of their time goes into starting loops.
 const SMALL_KERNELS_REACH: f64 = 1.0 / 16.0;
 
-/// Why one thread is predicted to be as fast as several, if it is: what they save of the work is at most what
-/// their barriers cost. Steps for which that is close lie in a cache that the cores share.
+/// Why one thread is predicted to be as fast as several, if it is: several save at most as much work as their launches
+/// and barriers cost. Where the two are close, the step's data fits in the cache that the cores share, so bytes are
+/// counted at its rate.
 fn one_thread(graph: &Graph, kernels: &[KernelInfo], on: &On) -> Option<OneThread> {
     let On { machine, threads } = on;
     let operations_per_us = machine.product_operations_per_us.max(1) as f64 * SMALL_KERNELS_REACH;

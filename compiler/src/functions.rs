@@ -3,8 +3,8 @@
 //! Before: `%a = div(%x, √2)`, `%b = erf(%a)`, `%c = add(%b, 1)`, `%d = mul(%x, %c)`, `%y = mul(%d, 0.5)`.
 //! After: `%y = elementwise(%x)` of the whole expression. The derivative then is one expression as well,
 //! in which products have their constants and the incoming gradient in common; node by node each would be
-//! a pass over memory. Only functions that are smooth: what is chosen by comparisons has better operators
-//! than its derivative as an expression. Used for training graphs as files only.
+//! a pass over memory. Only smooth functions are merged: the derivative of what comparisons choose is better written
+//! with operators than as an expression. Used for training graphs as files only.
 
 use graph::{Attr, Binary, ContainerId, Expr, Graph, Library, Lifetime, NodeKind, Unary};
 use ops::elementwise::gradient_attr;
@@ -26,7 +26,8 @@ struct Function {
 pub(crate) fn merge_functions(graph: &mut Graph) {
     let functions = functions(graph);
     let outputs: BTreeSet<ContainerId> = graph.outputs.iter().map(|o| o.container).collect();
-    // What others than such functions read is computed; what only they read is a part of them.
+    // A function that any other node or the caller reads stays a node. What only such functions read becomes a part of
+    // them.
     let mut read: BTreeSet<ContainerId> = outputs;
     graph.visit_nodes(&mut |node| {
         if !node.writes().iter().any(|id| functions.contains_key(id)) {
@@ -162,8 +163,7 @@ mod tests {
         graph
     }
 
-    /// Merges, checks that the values stay, and gives how many nodes there are after what is dead is
-    /// dropped.
+    /// Merges, checks that the values stay the same, drops dead nodes, and returns how many nodes are left.
     fn merged(mut graph: Graph) -> usize {
         let given = [vec![0.3, -1.2, 2.0], vec![1.5, -0.1, 0.7]];
         let given = given.map(|list| Tensor::from_f64(DType::F64, &[3], list));

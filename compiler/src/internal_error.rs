@@ -1,7 +1,7 @@
 //! A panic of ours as an error with a sentence, for the edges: the program and the Python package.
 //!
-//! A user's model never makes library code panic; where it does all the same, that is a mistake here, and whoever
-//! sees it is told where it is and asked to report it, instead of losing the process.
+//! A user's model never makes library code panic. If it does all the same, that is a mistake in Shorthaul: the user is
+//! told where it is and asked to report it, and does not lose the process.
 
 use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe, PanicHookInfo};

@@ -2,8 +2,8 @@
 //!
 //! Owns the update rules, as `torch.optim` defines them, and the way to a program that runs. Every number is
 //! read at each step (on a device from its memory), so that schedules of rates and momenta need no other kernel:
-//! the rate, the number of the step, by how much gradients are multiplied (what undoes a scaled loss, and
-//! what clips), whether the step is to be left out since a gradient was not finite, and the rule's constants.
+//! the rate, the number of the step, the factor of all gradients (which undoes the scale of a loss, or clips), whether
+//! to skip the step because a gradient was not finite, and the rule's constants.
 
 use crate::CompileError;
 use crate::cuda::{CudaTarget, machine};
@@ -21,7 +21,7 @@ pub enum Rule {
     /// `torch.optim.SGD`: `g ← g + decay·p`, `b ← momentum·b + g`, `p ← p − rate·b`, with Nesterov's
     /// momentum `p − rate·(g + momentum·b)`; without momentum `p − rate·g`, and no state.
     Sgd {
-        /// Whether gradients so far count.
+        /// Whether earlier gradients count too.
         momentum: bool,
         /// Whether a part of the parameter is added to its gradient.
         decay: bool,
@@ -53,8 +53,8 @@ impl Rule {
         }
     }
 
-    /// Names of the constants, which are read after [`NUMBERS`]. What is left of a number near 1, and its
-    /// logarithm, are given besides it: single precision would lose them.
+    /// Names of the constants, which are read after [`NUMBERS`]. For a number near 1, its difference from 1 and its
+    /// logarithm are constants too: computed in single precision they would lose digits.
     pub fn constants(&self) -> &'static [&'static str] {
         match self {
             Rule::Sgd { .. } => &["decay", "momentum"],
@@ -115,7 +115,7 @@ impl Rule {
                     let power = constant(logarithm).mul(step.clone());
                     Expr::unary(Unary::Expm1, power).neg()
                 };
-                // The same for all elements, so that each is divided once only.
+                // These two are the same for all elements, so each element is divided only once.
                 let per_root = Expr::unary(Unary::Recip, corrected(7).sqrt());
                 let scale = square.clone().sqrt().mul(per_root).add(constant(1));
                 let rate = rate.div(corrected(4));
@@ -170,7 +170,7 @@ pub fn compile_for_cpu(
 
 /// A step for parameters of given sizes on a CUDA device, ready to run.
 pub struct OptimizerStep {
-    /// Kernels and the pass that launches them: of each parameter itself, its gradient and its state, then
+    /// Kernels and the pass that launches them. Its buffers are each parameter with its gradient and its state, then
     /// [`NUMBERS`].
     pub pooled: Pooled,
     /// Runs it.
@@ -181,7 +181,7 @@ impl OptimizerStep {
     /// Compiles a step for parameters of one type. `aligned`: every array starts at a multiple of 16 bytes.
     ///
     /// # Errors
-    /// No NVRTC, no device or one that there is no code for.
+    /// No NVRTC, no device, or no code for the device.
     pub fn build(
         update: &Update,
         sizes: &[usize],

@@ -110,7 +110,7 @@ impl Step {
         })
     }
 
-    /// Symbols that still need a value.
+    /// The graph. Its symbols still need values.
     pub fn graph(&self) -> &Graph {
         &self.graph
     }
@@ -131,7 +131,8 @@ impl Step {
         self.plan_with(bindings, &PlanOptions::for_target(target))
     }
 
-    /// The step as it is when orders of dimensions are chosen, with those of the rule and the recipe.
+    /// The expanded step before fusion, and the orders of dimensions that the rule and the recipe give it. Computes
+    /// nothing again but what the recipe asks for.
     ///
     /// # Errors
     /// As for [`Step::plan`].
@@ -205,7 +206,7 @@ fn expand(mut bound: Graph, recipe: &Recipe, target: Target) -> Result<Fused, Co
     Ok(expanded)
 }
 
-/// The passes behind expansion and the choice of what to compute again.
+/// The passes after expansion and after the choice of what to compute again.
 pub(crate) struct Finish<'a> {
     step: &'a Step,
     bound: &'a Graph,

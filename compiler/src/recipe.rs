@@ -229,7 +229,7 @@ impl Entry {
     /// How the contraction is cut.
     ///
     /// # Errors
-    /// [`RecipeError::Name`] for what are no numbers of a blocking.
+    /// [`RecipeError::Name`] if the text is no blocking.
     pub fn cut(&self) -> Result<Blocking, RecipeError> {
         let text = self.blocking.as_deref().unwrap_or_default();
         Blocking::parse(text).ok_or_else(|| RecipeError::Name {
@@ -251,7 +251,7 @@ impl Entry {
     /// The order of dimensions in memory, if it has one.
     ///
     /// # Errors
-    /// [`RecipeError::Name`] for what is no list of dimensions.
+    /// [`RecipeError::Name`] if the text is no list of dimensions.
     pub fn dimensions(&self) -> Result<Option<Vec<usize>>, RecipeError> {
         let Some(text) = &self.order else {
             return Ok(None);
@@ -315,7 +315,7 @@ impl RecipeFile {
             let at = line.map_or(String::new(), |n| format!(" (line {n})"));
             RecipeError::Damaged(format!("{}{at}", e.message()))
         };
-        // The form first: what follows may be of another one.
+        // Checks the format first, since the rest may be written in another one.
         let table: toml::Table = text.parse().map_err(damaged)?;
         let found = table.get("format").and_then(toml::Value::as_integer);
         let found = found.ok_or_else(|| RecipeError::Damaged("it has no `format`".into()))?;
@@ -333,8 +333,8 @@ impl RecipeFile {
         Ok(file)
     }
 
-    /// What the recipe says about a step: the section of the same structure, else the one most of whose nodes
-    /// the step has, if that is at least every second one.
+    /// What the recipe says about a step. Takes the section of the same structure. Without one, takes the section with
+    /// most decisions about nodes of the step, if these are at least half of its decisions.
     ///
     /// # Errors
     /// Names that Shorthaul does not know.

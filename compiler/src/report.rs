@@ -35,8 +35,8 @@ pub struct Report {
     pub bytes_least: i64,
     /// Arithmetic operations of all kernels.
     pub operations: u64,
-    /// Microseconds that the whole step takes at least on the machine: of moving what no schedule can avoid, or of
-    /// its products' operations.
+    /// Least microseconds that the whole step can take on the machine: to move what no schedule can avoid, or to do the
+    /// operations of its products, whichever is longer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub roofline_us: Option<f64>,
     /// Memory.
@@ -110,7 +110,7 @@ pub struct KernelReport {
     /// The part of the bytes read and written that belongs to the step's own inputs, parameters and outputs; the rest
     /// is intermediate.
     pub bytes_least: i64,
-    /// Bytes moved besides: results of somebody else's operator, copied to their places.
+    /// Further bytes moved: results of another library's operator, which are copied to their places.
     #[serde(skip_serializing_if = "is_zero")]
     pub bytes_copied: i64,
     /// Arithmetic operations.
@@ -124,7 +124,7 @@ pub struct KernelReport {
     /// How a contraction was cut.
     #[serde(skip)]
     pub cuts: Option<BlockingDecision>,
-    /// What computes it of several candidates, and why, where a table or the caller chose.
+    /// Which of several candidates computes it, and why, if a table or the caller chose.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub choice: Option<String>,
     /// Why bf16 operands are multiplied in single precision, on a CPU that multiplies pairs of them.

@@ -1,8 +1,8 @@
 //! Search over recipes by predicted time: which decisions to take otherwise than the greedy passes do.
 //!
 //! Starts from the greedy plan. The orders of all containers that are predicted to be fastest together
-//! (`layout_choice`) are tried first; then decisions are changed in groups: those of one rewrite that move the same bytes and
-//! cost the same operations, as the repeated blocks of a network have them. A change stays where the whole step,
+//! (`layout_choice`) are tried first. Then decisions are changed in groups: those of one rewrite that move the same
+//! bytes and cost the same operations, as the repeated blocks of a network have them. A change stays if the whole step,
 //! planned and lowered again, is predicted to be faster; so the result is never worse than the start by prediction.
 //! Bounded by plans, not by a clock: the same step, machine and bound give the same recipe. Nothing is run.
 
@@ -139,8 +139,8 @@ struct Change {
     told: BTreeMap<Place, Told>,
 }
 
-/// What to try, in order: the orders that were chosen together, then groups of alike decisions, those first that
-/// move most bytes.
+/// What to try, in order: the orders that were chosen together, then groups of alike decisions, beginning with those
+/// that move most bytes.
 fn changes(greedy: &Plan, orders: BTreeMap<Place, Vec<usize>>) -> Vec<Change> {
     let mut groups = groups(greedy);
     groups.sort_by_key(|(key, places)| {
@@ -185,7 +185,7 @@ impl Told {
     }
 }
 
-/// Alike decisions that a recipe may change and has not.
+/// Groups of alike decisions that a recipe may change and does not change yet.
 fn groups(plan: &Plan) -> Vec<(Likeness, BTreeSet<Place>)> {
     let mut groups: BTreeMap<Likeness, BTreeSet<Place>> = BTreeMap::new();
     let is_free =
@@ -204,7 +204,7 @@ fn groups(plan: &Plan) -> Vec<(Likeness, BTreeSet<Place>)> {
     groups.into_iter().collect()
 }
 
-/// The caller's choices with more decisions told.
+/// The caller's choices with the recipe of the greedy plan, to which the decisions `told` are added.
 fn with(choices: &Choices, greedy: &Plan, told: &BTreeMap<Place, Told>) -> Choices {
     let own = greedy.recipe.iter();
     let own = own.map(|(place, take)| (place.clone(), Told::Take(take)));

@@ -75,7 +75,7 @@ pub fn planned(
     planned_like(step, sizes, place, choices, None)
 }
 
-/// The same, with what another program of the step computes again.
+/// Like [`planned`], with what another program of the step computes again.
 fn planned_like(
     step: &Step,
     sizes: &graph::Bindings,
@@ -158,7 +158,7 @@ pub struct DecisionRow {
     pub may_change: bool,
     /// Whether the program has such a decision.
     pub exists: bool,
-    /// Bytes not moved because of it; of a refusal, what it would have saved.
+    /// Bytes not moved because of it; for a refusal, those that it would have saved.
     pub bytes: i64,
     /// Bytes not kept for the backward pass because of it, or that would not be.
     pub memory_bytes: i64,

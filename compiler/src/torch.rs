@@ -79,8 +79,8 @@ impl Captured {
         known.get(wrt).cloned()
     }
 
-    /// Programs of other sizes shall compute the same again, so that they share kernels. Lists by which nothing is
-    /// computed again do not count: a larger size may compute something again.
+    /// Makes programs of other sizes compute the same values again, so that they share kernels. A list by which nothing
+    /// is computed again does not count: a larger size may compute something again.
     pub(crate) fn recompute_so(&self, wrt: &[usize], first: &Recomputation) {
         if first.iter().any(|(_, take)| *take) {
             let known = self.recomputations.lock();

@@ -16,7 +16,7 @@ const SHOWN: usize = 8;
 pub struct TrainedTensor {
     /// Its name.
     pub name: String,
-    /// Its elements; unknown of an input with dynamic sizes.
+    /// Its elements; unknown for an input with dynamic sizes.
     pub elements: Option<usize>,
 }
 

@@ -39,9 +39,9 @@ pub enum TrainingGraphError {
 
 /// The bytes of an ONNX file whose outputs are `loss`, `NAME.next` for running statistics of batch
 /// normalization in training form, `NAME.grad` for everything that is differentiated, if asked for, and, with an
-/// optimizer, `NAME.next` and its state's successors. Initializers are
-/// inputs as well, with their value in the file as default. Successors have the type of what they
-/// follow; updates of parameters in half precision are computed in f32, and their state is f32.
+/// optimizer, `NAME.next` and its state's successors. Initializers are inputs as well, with their value in the file
+/// as default. Successors have the type of what they replace; updates of parameters in half precision are computed in
+/// f32, and their state is f32.
 ///
 /// # Errors
 /// See [`TrainingGraphError`].
@@ -268,8 +268,8 @@ impl Made {
         })
     }
 
-    /// Appends the gradients of the first output. What does not influence it is left out, but for what
-    /// was asked for by name.
+    /// Appends the gradients of the first output. What does not influence it is left out, unless it was asked for by
+    /// name.
     fn differentiate(
         &mut self,
         wrt: &[ContainerId],
@@ -430,7 +430,7 @@ impl Made {
         Ok(())
     }
 
-    /// Seeds of dropout are the runtime's own in ONNX.
+    /// Drops the inputs that are seeds of dropout: an ONNX runtime has seeds of its own.
     fn drop_seeds(&mut self) {
         let (mut seeds, mut read) = (BTreeSet::new(), BTreeSet::new());
         for node in self.graph.single_state().into_iter().flat_map(|s| &s.nodes) {
@@ -466,9 +466,8 @@ fn wide(dtype: DType) -> DType {
 /// How much of the gradient Adam's running mean takes: `1 − b1`.
 const ADAM_PART: f64 = 1.0 - 0.9;
 
-/// What each optimizer computes from (parameter of type `dtype`, gradient, of which Adam takes
-/// [`ADAM_PART`], rate, state…, step): the
-/// parameter's successor and the state's, by the suffix of their names.
+/// The successors of a parameter of type `dtype` and of its state, each with the suffix of its name. Operands are the
+/// parameter, its gradient (for Adam times [`ADAM_PART`]), the rate, the state and, for Adam, the step.
 fn update_rules(optimizer: Optimizer, dtype: DType) -> Vec<(&'static str, Expr)> {
     let [p, g, rate, m, v, t] = [0, 1, 2, 3, 4, 5].map(Expr::In);
     let is_half = wide(dtype) != dtype;
@@ -499,8 +498,8 @@ fn update_rules(optimizer: Optimizer, dtype: DType) -> Vec<(&'static str, Expr)>
                 let h = Expr::unary(graph::Unary::Tanh, h);
                 number(2.0).mul(h.clone()).div(number(1.0).add(h))
             };
-            // rate/(1 − b1ᵗ) · m/(√(v/(1 − b2ᵗ)) + ε), with numbers taken out of it: what depends on the
-            // step only is computed once for all parameters.
+            // rate/(1 − b1ᵗ) · m/(√(v/(1 − b2ᵗ)) + ε), rearranged so that what depends only on the step is
+            // computed once for all parameters.
             let root = correction(b2).sqrt();
             let rate_now = rate.clone().div(correction(b1)).mul(root.clone());
             let scale = v.clone().sqrt().add(root.mul(number(1e-8)));

@@ -18,11 +18,12 @@ pub struct TrainingInput {
     pub model: Model,
     /// Values for sizes that nobody gave; without them the model has no graph.
     pub sizes: BTreeMap<String, i64>,
-    /// What `Constant` nodes give and is trained, in the file's order.
+    /// The results of `Constant` nodes that are trained, in the file's order.
     pub constants: Vec<String>,
-    /// What the file stores and nobody trains by default, as [`onnx::parameters`] says. Empty if what to train is named.
+    /// What the file stores and is not trained by default, as [`onnx::parameters`] says. Empty if somebody named what
+    /// to train.
     pub left_out: Vec<LeftOut>,
-    /// What is trained and several nodes of the file read.
+    /// Trained tensors that several nodes of the file read.
     pub shared: Vec<Shared>,
     /// Whether nobody named the constants.
     by_default: bool,
@@ -79,7 +80,7 @@ impl TrainingInput {
     }
 }
 
-/// Notes about parameters that several nodes read.
+/// Most notes about parameters that several nodes read.
 const MOST_SHARED: usize = 3;
 
 /// Reads `file` to train it; `source` is the same file for the room `onnx`.
@@ -120,7 +121,7 @@ pub fn training_input(
     options.sizes.extend(sizes.clone());
     let mut model = file.import(&options)?;
     mark(&mut model, &known);
-    // Not statistics of batch normalization, say, and not what decides sizes.
+    // Leaves out, among others, statistics of batch normalization and what decides sizes.
     let is_trained = |name: &String| {
         let mut parameters = model.parameters.iter();
         parameters.any(|p| p.name == *name && p.trainable)
@@ -129,8 +130,8 @@ pub fn training_input(
     Ok(finished((model, sizes), constants, &known, wrt))
 }
 
-/// The model of a file with the initializers trainable that [`training_input`] trains if nobody names what to train;
-/// `source` is the same file for the room `onnx`.
+/// The model of a file. Its trainable initializers are those that [`training_input`] trains if nobody names what to
+/// train. `source` is the same file for the room `onnx`.
 ///
 /// # Errors
 /// As [`File::import`].

@@ -22,9 +22,9 @@ pub enum Proof {
     Untried(String),
 }
 
-/// Tries `made`, the training graph of `original`, which is `imported` in the form `mode`.
-/// Where the model cannot be brought into that form, its loss is not compared. One
-/// that does not give its gradients is held against the one that does, which is tried.
+/// Tries `made`, the training graph of `original`, which is `imported` in the form `mode`. If the model cannot be
+/// brought into that form, its loss is not compared. If `made` has no gradients among its outputs, a training graph
+/// that has them is tried instead, and the steps of the two are compared.
 ///
 /// # Errors
 /// The loss or a gradient is wrong.
@@ -95,7 +95,8 @@ fn proven(
     told(check_gradients(made, Some(original), &Options::default()).map(Proof::Found))
 }
 
-/// The model in a form, where that is a matter of its nodes' attributes: what dropout leaves is its own.
+/// The model in a form; `None` if the form cannot be set by attributes and inputs of its nodes, as for dropout in
+/// training.
 fn in_form(model: &Model, mode: Mode) -> Option<Model> {
     let mut proto = model.proto.clone();
     if mode == Mode::File {

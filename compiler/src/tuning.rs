@@ -52,7 +52,7 @@ pub struct Tuned {
     pub n_tried: usize,
     /// Ways that could not be planned or compiled, in sentences.
     pub failed: Vec<String>,
-    /// Whether somebody ended it.
+    /// Whether the search was interrupted.
     pub is_interrupted: bool,
 }
 
@@ -202,7 +202,7 @@ impl Tuner<'_> {
         Ok(())
     }
 
-    /// The fastest other blocks of a contraction, where they are faster.
+    /// The fastest other blocks of a contraction, if they are faster than its own.
     fn best_blocking(
         &mut self,
         cut: &Cut,
@@ -285,7 +285,7 @@ impl Tuner<'_> {
             };
             let ratio = self.replacement(&now, &new, timer, found)?;
             if let Some(ratio) = ratio.filter(|ratio| *ratio <= FASTER) {
-                // Contractions that are no longer there take their blockings with them.
+                // Drops the blockings of contractions that are no longer there.
                 let cut = new.cutouts.kernels.iter().filter_map(|k| k.cuts.as_ref());
                 let there: BTreeSet<&Place> = cut.map(|c| &c.place).collect();
                 recipe.retain_blockings(|place| there.contains(place));
@@ -300,8 +300,8 @@ impl Tuner<'_> {
         Ok(())
     }
 
-    /// How many times as long the kernels of `new` take that `old` has not, as those of `old` that `new` has not;
-    /// `None` where there is no answer.
+    /// The time of the kernels that only `new` has, divided by the time of those that only `old` has; `None` if there
+    /// is no answer.
     fn replacement(
         &mut self,
         old: &Cut,
@@ -388,7 +388,7 @@ fn groups(cut: &Cut) -> Vec<Group> {
     groups
 }
 
-/// The decision to change next: of those not tried, the one that moves most bytes.
+/// The decision to change next: of those not tried, the one with the most bytes or operations.
 fn next<'a>(plan: &'a Plan, tried: &BTreeSet<Place>) -> Option<&'a Decision> {
     let is_free = |d: &&Decision| {
         let is_told = plan.recipe.override_for(|| d.place.clone()).is_some();
@@ -414,8 +414,8 @@ fn without(own: &Cut, other: &Cut) -> Vec<usize> {
     (0..own.keys.len()).filter(is_new).collect()
 }
 
-/// How many times as long what was timed second takes, of times in turns: the median of the rounds' ratios, or that of
-/// the least times if larger.
+/// How many times as long `after` takes as `before`, which were timed in turns: the median of the rounds' ratios, or
+/// the ratio of the least times if that is larger.
 pub fn ratio(before: &[f64], after: &[f64]) -> f64 {
     let mut rounds: Vec<f64> = before.iter().zip(after).map(|(b, a)| a / b).collect();
     rounds.sort_by(f64::total_cmp);

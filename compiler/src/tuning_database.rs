@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 /// The form of the file.
 const FORMAT: u32 = 1;
-/// Longest list of keys that is its own name.
+/// Most bytes of a list of keys that is a name as it is. A longer one is replaced by a digest.
 const LONGEST_NAME: usize = 24;
 
 #[derive(Serialize, Deserialize)]
@@ -134,7 +134,7 @@ fn name(old: &[String], new: &[String]) -> String {
     format!("{}>{}", list(old), list(new))
 }
 
-/// So many bytes of a text's digest.
+/// The first `n_bytes` bytes of a text's digest, in hexadecimal.
 fn hex(text: &str, n_bytes: usize) -> String {
     let digest = Sha256::digest(text);
     digest[..n_bytes]
@@ -198,7 +198,7 @@ fn unreadable(path: &Path, error: &io::Error) -> String {
     )
 }
 
-/// Moves a damaged file out of the way; what to tell about it.
+/// Moves a damaged file out of the way. Returns what to tell about it.
 fn set_aside(path: &Path, why: &str) -> String {
     let aside = path.with_extension("damaged");
     let lies = match fs::rename(path, &aside) {

@@ -12,7 +12,7 @@ use graph::{DType, SymExpr};
 /// Number of elements from which on ONNX Runtime computes a sum or product of two arrays in several threads: 2¹⁶ took
 /// one and 128 000 two (its profile, 1.31); between them the estimate of costs per element puts the limit.
 const THREADED: i64 = 88_000;
-/// What a group has at most: larger arrays leave the caches between two passes.
+/// Most elements of a group: larger arrays leave the caches between two passes.
 const MOST_TOGETHER: i64 = 1 << 17;
 /// Copying this many elements seven times, as for Adam, takes about as long as scheduling eleven nodes.
 const WORTH_A_PARAMETER: i64 = 25_000;
@@ -26,7 +26,7 @@ pub(crate) enum Passes {
     Many,
 }
 
-/// Positions of parameters of these types and shapes, those that are updated together in one list.
+/// Positions of parameters of these types and shapes, one list for each group that is updated together.
 pub(crate) fn update_groups(
     parameters: &[(DType, Vec<SymExpr>)],
     passes: Passes,

@@ -74,7 +74,7 @@ pub(crate) fn choose(
         }
         plans.push(Chosen::new(expanded, finish, problem, choice)?);
     }
-    // The first of those that keep least.
+    // The first of the plans that keep the least. A plan that is not worth it counts as keeping as much as the first.
     let kept = |plan: &Chosen| {
         let traffic = Traffic::new(&plan.plan.graph);
         match traffic.is_worth(&before) {

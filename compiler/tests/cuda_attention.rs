@@ -1,5 +1,5 @@
-//! Training steps whose attention an operator of PyTorch's computes: executed on the host by what a call
-//! means, forward and backward, against the interpreter in double precision; and what is chosen why.
+//! Training steps whose attention an operator of PyTorch's computes: executed on the host, where each call has its
+//! reference meaning, forward and backward, against the interpreter in double precision; and what is chosen, and why.
 
 use compiler::attention::{ChosenAttention, Operators, choose};
 use compiler::cuda::ProductsBy;

@@ -1,5 +1,4 @@
-//! What fusion chains for a GPU, the generator writes as that many kernels: widths, types, masks and
-//! limits of both.
+//! The generator writes as many chained kernels for a GPU as fusion decided: widths, types, masks and limits of both.
 
 use compiler::{Step, Target};
 use cuda_kernels::lower::lower;
@@ -120,7 +119,7 @@ fn as_many_products_are_chained_as_kernels_keep() {
     }
 }
 
-/// Numbers of rows in a forward pass, products in the backward pass.
+/// The forward pass computes a number for each row; the backward pass computes products.
 #[test]
 fn sums_of_scores_are_as_many_kernels_as_decided() {
     let text = "graph \"g\" {

@@ -43,8 +43,8 @@ fn network(dtype: DType) -> Result<Graph, OpError> {
     Ok(net.finish(&[y]))
 }
 
-/// Windows with and without strides, points in steps, then a linear layer; parameters
-/// are f32, and with autocast converted before every use.
+/// Convolutions with windows, with and without strides, and a pointwise one with a stride, then a linear layer.
+/// Parameters are f32; with autocast, they are converted before every use.
 fn convolutional(autocast: Option<DType>) -> Result<Graph, OpError> {
     let mut net = Net::new("convolutional");
     net.autocast = autocast;
@@ -246,7 +246,7 @@ fn a_network_trains_as_a_table_says() {
     case.check(&program, 3e-5);
 }
 
-/// Three convolutions forward and six gradients, of which the one of the network's input is wanted too.
+/// Three convolutions forward and six gradients: the gradient of the network's input is wanted too.
 #[test]
 fn a_network_trains_with_the_librarys_convolutions() {
     let case = case_of(convolutional(None));
@@ -263,7 +263,7 @@ fn a_network_trains_with_the_librarys_convolutions() {
         finished.maps
     );
     assert!(biased.is_some(), "{:#?}", finished.products);
-    // Points in steps, forward and both gradients.
+    // The pointwise convolution: forward and both gradients.
     let points = |p: &&LibraryProduct| p.operation.to_string().contains("w f32 24x16x1x1");
     let all = || finished.products.iter().chain(&apart.products);
     assert!(

@@ -69,9 +69,9 @@ fn inputs(graph: &Graph) -> Vec<Tensor> {
     graph.inputs.iter().enumerate().map(input).collect()
 }
 
-/// Trains on every float input but running statistics; `least` maps at least must be of each path.
+/// Trains every float input but running statistics. `least` has the least number of maps of each path.
 fn check(graph: &Graph, tolerance: Tolerance, least: &[(&str, usize)]) {
-    // The gradient of a decoder's keys' biases is 0: what is left of sums that cancel.
+    // The gradient of a decoder's keys' biases is 0: only rounding errors are left of sums that cancel.
     let is_trained = |i: &usize| {
         let c = graph.container(graph.inputs[*i]);
         let is_kept = c.name.contains("running") || c.name.ends_with("k_proj.bias");
@@ -202,7 +202,7 @@ fn encoder_layer_with_dropout_in_bf16() {
     check(&graph, HALF, &[("mma", 12), ("chain", 3)]);
 }
 
-/// Causal attention with an additive mask, of which the first query sees nothing, in f16.
+/// Causal attention in f16 with an additive mask that hides everything from the first query.
 #[test]
 fn masked_attention_in_f16() {
     let mut net = Net::new("attention");
@@ -222,7 +222,7 @@ fn masked_attention_in_f16() {
     check(&net.finish(&[y.expect("builds")]), HALF, &[("chain", 3)]);
 }
 
-/// Two heads of keys for four of queries: what is summed over both of a pair is one product.
+/// Four heads of queries share two heads of keys. A gradient that is summed over a pair of heads is one product.
 #[test]
 fn decoder_layer_with_shared_keys_in_bf16() {
     let layer = Decoder {
@@ -237,8 +237,8 @@ fn decoder_layer_with_shared_keys_in_bf16() {
     check(&graph, HALF, &[("chain", 3)]);
 }
 
-/// A bias of the scores that is trained: its gradient, summed over the batch, is of numbers that one kernel
-/// stores; so are the probabilities, which are returned.
+/// The bias of the scores is trained. Its gradient sums over the batch what one kernel stores. The probabilities, which
+/// are returned, are stored too.
 #[test]
 fn attention_with_trained_bias_that_returns_probabilities() {
     let mut net = Net::new("attention");

@@ -115,7 +115,7 @@ fn emitted_kernels_compute_what_operators_mean() -> Checked<()> {
     check(&cases(DType::F32)?, |_| SINGLE)
 }
 
-/// Half of the distance of neighbouring numbers, relative to them.
+/// Half the distance between neighbouring numbers, relative to them.
 fn rounding(dtype: DType) -> f64 {
     match dtype {
         DType::BF16 => 2f64.powi(-8),
@@ -123,9 +123,9 @@ fn rounding(dtype: DType) -> f64 {
     }
 }
 
-/// A result is rounded when it is stored, and so is what it was made of where that reached memory. Most
-/// often on the way to attention's gradients: scores, masked scores, probabilities, the gradients of both,
-/// the result. Each is an error of half a distance of the largest value at most.
+/// A result is rounded when it is stored, and so is what it was made of where that reached memory. Most roundings are
+/// on the way to attention's gradients: scores, masked scores, probabilities, the gradients of both, the result. Each
+/// adds an error of at most half the distance between neighbouring numbers at the largest value.
 const ROUNDINGS: f64 = 6.0;
 
 fn check_in_half(dtype: DType) -> Checked<()> {

@@ -22,8 +22,8 @@ fn constant(shape: &[SymExpr]) -> Vec<usize> {
     shape.iter().map(size).collect()
 }
 
-/// Largest error of any output, relative to its largest value or 0.1 (a gradient may be exactly 0), may be that of summing a few
-/// hundred terms in single precision.
+/// Largest error of an output, relative to its largest value or 0.1 (a gradient may be exactly 0): that of summing a
+/// few hundred terms in single precision.
 const TOLERANCE: f64 = 2e-5;
 
 fn check(graph: &Graph, threads: usize) {

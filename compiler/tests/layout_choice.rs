@@ -39,7 +39,7 @@ fn any_order_that_a_recipe_asks_for_means_the_same() {
     for graph in [residual_block(), encoder()] {
         let step = training(&graph);
         let own = step.plan(&Bindings::new()).expect("plans");
-        // Whoever is decided about is written by the node of the decision.
+        // The node of a decision writes the container of the decision.
         let ranks: BTreeMap<Place, usize> = own
             .decisions
             .iter()

@@ -108,8 +108,8 @@ fn run(
     }
 }
 
-/// The element that a memlet names; none outside of the container. The value of an index that data gives is the
-/// position of that data, backwards.
+/// The element that a memlet names; `None` outside the container. An index that data gives is the position of that
+/// data, counted from the end.
 fn offset(graph: &Graph, memlet: &Memlet, inputs: &[Memlet], values: &Bindings) -> Option<i64> {
     let c = graph.container(memlet.container);
     let shape: Vec<i64> = c.shape.iter().filter_map(SymExpr::as_const).collect();

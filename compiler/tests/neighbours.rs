@@ -120,7 +120,7 @@ fn before(neighbour: Neighbour, wanted: &Tensor) -> Checked<Option<(Library, Vec
             let given = inverse("pad", added(rank, (2, 1), "replicate", 0.0))?;
             (op("slice", cut(2, 2 + last), 1), vec![given])
         }
-        // What is padded on need not be the sample's; it keeps to its range.
+        // The padding is the first element of the sample, so it is in the operator's range.
         Pad if float && last > 1 => {
             let value = wanted.at(0).as_f64();
             let given = inverse("slice", cut(1, last))?;

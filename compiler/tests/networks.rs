@@ -1,8 +1,9 @@
 //! What planned training steps of three networks cost, against a committed file.
 //!
 //! Nothing is compiled or run: kernels and launches are counted, bytes are those of the containers
-//! that each kernel touches, once and whole. What fusion joined and lowering split is counted too. A change of these numbers is a change of what Shorthaul
-//! does, so it must be seen: `SHORTHAUL_UPDATE=1` (or `cargo xtask snapshots`) writes the file anew.
+//! that each kernel touches, once and whole. What fusion joined and lowering split is counted too. A change of these
+//! numbers is a change of what Shorthaul does, so it must be seen: `SHORTHAUL_UPDATE=1` (or `cargo xtask snapshots`)
+//! writes the file anew.
 
 mod snapshot;
 

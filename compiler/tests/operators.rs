@@ -199,9 +199,9 @@ fn compiled_kernels_compute_what_operators_mean() -> Checked<()> {
     check_compiled(&cases(DType::F32)?, SINGLE)
 }
 
-/// A result is rounded when it is stored, and so is what it was made of where that reached memory. Most
-/// often on the way to attention's gradients: scores, masked scores, probabilities, the gradients of both,
-/// the result. Each is an error of half a distance of the largest value at most.
+/// A result is rounded when it is stored, and so is what it was made of where that reached memory. Most roundings are
+/// on the way to attention's gradients: scores, masked scores, probabilities, the gradients of both, the result. Each
+/// adds an error of at most half the distance between neighbouring numbers at the largest value.
 const ROUNDINGS: f64 = 6.0;
 
 #[test]
@@ -214,7 +214,7 @@ fn compiled_kernels_compute_what_operators_mean_in_f16() -> Checked<()> {
     check_compiled(&cases(DType::F16)?, ROUNDINGS * 2f64.powi(-11) + SINGLE)
 }
 
-/// The tensor as a caller holds it; where it is a result still to be written, something else.
+/// The tensor as a caller holds it. A result that is still to be written (not `given`) holds other numbers.
 fn to_memory(t: &Tensor, given: bool) -> AlignedBuffer {
     let floats: Vec<f64> = t
         .to_f64()

@@ -92,7 +92,7 @@ fn encoder_layer_of_a_transformer() {
 /// Forward and training steps for a GPU keep their meaning, and attention is one kernel, with gradients
 /// three.
 fn check_chained(graph: &Graph) {
-    // The gradient of keys' biases is 0: what is left of sums that cancel.
+    // The gradient of keys' biases is 0: only rounding errors are left of sums that cancel.
     let is_trained = |i: &usize| {
         let c = graph.container(graph.inputs[*i]);
         c.dtype.is_float() && !c.name.ends_with("k_proj.bias")

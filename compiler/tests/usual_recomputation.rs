@@ -12,8 +12,8 @@ use models::net::Net;
 use planned::{means_the_same, values};
 use std::collections::BTreeSet;
 
-/// So many times two linear layers with `h · sigmoid(h)` between them. Its result has `[rows, 1024]` elements, and the
-/// backward pass reads both it and `h`.
+/// `depth` times two linear layers with `h · sigmoid(h)` between them. That product has `[rows, 1024]` elements, and
+/// the backward pass reads both it and `h`.
 fn layers(rows: i64, depth: usize) -> Graph {
     let mut net = Net::new("layers");
     let x = net.input("x", DType::F32, &[rows, 256].map(SymExpr::constant));
@@ -111,7 +111,7 @@ fn what_a_recipe_asks_for_comes_on_top() {
     let kept = |d: &&compiler::Decision| {
         d.rewrite() == Rewrite::Recompute && !d.is_applied() && d.may_change()
     };
-    // A product.
+    // A product, which is kept but may be computed again.
     let product = usual.decisions.iter().find(kept).expect("one is kept");
     let more = plan(&step, recipe_of(&[(product.place.clone(), true)]));
     assert_eq!(n_recomputed(&more), n_recomputed(&usual) + 1);

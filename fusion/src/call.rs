@@ -5,12 +5,12 @@
 //! After: `y = attention(t as [8, 16, 512, 64] by strides (524288, 64, 1024, 1), …)`.
 //! Legal because the operator takes strides, the values are the same, and `t` does not change. Saves the
 //! copy: `q` written and read. Results get the order in memory that attribute `order` asks for, so that
-//! what reads them permuted finds them so.
+//! readers that permute them find them in place.
 //!
 //! [`separate`] comes before expansion: every operand becomes a container of its own beside a copy, so
 //! that reshapes and permutations around the node meet maps only. [`absorb`] comes when movement is
 //! inlined: a copy that still moves from one container to the operand becomes a view. A copy
-//! that is none (of a gathered, padded, repeated or badly aligned container) stays.
+//! that cannot be a view (of a gathered, padded, repeated or badly aligned container) stays.
 
 use crate::decision::{Applied, Decision, Refusal};
 use crate::unit::{bytes, constant, definition, is_movement};
@@ -20,7 +20,7 @@ use graph::{
 };
 use ops::LOOP;
 
-/// Bytes of which operators want the places of rows to be multiples.
+/// Operators want each row to start at a multiple of this many bytes.
 const ALIGNMENT: i64 = 16;
 
 /// Why an operand is copied.
@@ -122,7 +122,7 @@ fn separated(graph: &mut Graph, node: &Node) -> Vec<Node> {
     nodes
 }
 
-/// All of a container whose dimensions lie in memory in this order; in their own, if none is given.
+/// The view of a whole container whose dimensions lie in memory in `order`; row-major if that is empty.
 fn whole(shape: &[SymExpr], order: &[usize]) -> View {
     let sizes: Vec<i64> = shape.iter().map(constant).collect();
     match order.is_empty() {
@@ -131,7 +131,7 @@ fn whole(shape: &[SymExpr], order: &[usize]) -> View {
     }
 }
 
-/// Makes copies that only feed such a node views of what they copy, and drops them.
+/// Turns copies that only feed such a node into views of what they copy, and drops the copies.
 pub fn absorb(
     graph: &Graph,
     nodes: &mut Vec<Node>,
@@ -230,7 +230,8 @@ fn source(
     Ok((from.container, view))
 }
 
-/// Whether operators take such a view: rows of neighbours at aligned places, nothing repeated or backwards.
+/// Whether operators take such a view: the elements of a row are neighbours, rows are aligned, and nothing is repeated
+/// or read backwards.
 /// A dimension of one element gets the stride that it would have in a dense container of the view's order.
 fn usable(view: &mut View, size: i64, must_be_dense: bool) -> Result<(), Obstacle> {
     let rank = view.sizes.len();

@@ -17,7 +17,7 @@ pub struct Decision {
     pub origin: Arc<Origin>,
     /// What was done, or why not.
     pub outcome: Outcome,
-    /// Bytes not moved because of it; of a refusal, what it would have saved, as far as is known.
+    /// Bytes not moved because of it; for a refusal, those that it would have saved, as far as is known.
     pub bytes: i64,
     /// Bytes that are not kept from the forward to the backward pass because of it, or would not be.
     pub memory_bytes: i64,
@@ -48,7 +48,7 @@ pub enum Applied {
     },
     /// The products that read the container compute it while they pack their operands.
     Packed {
-        /// The operand of each product: the container itself, then those that stand for it.
+        /// The operand of each product: the container itself for the first, copies of it for the others.
         operands: Vec<ContainerId>,
     },
     /// The product that reads the container first computes it while it packs its operand, and stores it for
@@ -65,7 +65,7 @@ pub enum Applied {
         n_replaced: usize,
         /// Bytes of results in registers.
         tile_bytes: i64,
-        /// Results that are stored besides.
+        /// Results that are also stored.
         n_stored: usize,
         /// The results in registers, those of each kernel.
         tiles: Vec<ContainerId>,
@@ -89,7 +89,7 @@ pub enum Applied {
 pub enum Refusal {
     /// The container is stored and read.
     Stored {
-        /// The reader that cannot compute it, where it is one.
+        /// The reader that cannot compute it, if it is a single one.
         reader: Option<Arc<Origin>>,
         /// Why.
         obstacle: InlineObstacle,
@@ -169,8 +169,8 @@ impl Decision {
         }
     }
 
-    /// Whether a recipe may decide otherwise: everything done may be left undone, and of what was refused
-    /// all that is legal may be done.
+    /// Whether a recipe may decide otherwise: everything done may be left out, and everything refused that is legal
+    /// may be done.
     pub fn may_change(&self) -> bool {
         match &self.outcome {
             Outcome::Applied(_) => true,

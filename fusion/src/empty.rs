@@ -53,7 +53,7 @@ fn has_empty_loops(node: &Node) -> bool {
     }
 }
 
-/// Drops the empty loops inside a node; whether anything is left of it.
+/// Drops the empty loops inside a node. Returns whether anything is left of it.
 fn drop_inside(node: &mut Node) -> bool {
     let NodeKind::Map(map) = &mut node.kind else {
         return true;

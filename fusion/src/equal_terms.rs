@@ -12,7 +12,7 @@ use graph::{
 };
 use std::collections::BTreeSet;
 
-/// Multiplies sums of equal terms out, in all units.
+/// Replaces sums of equal terms by products, in all units.
 pub(crate) fn multiply_equal_terms(graph: &Graph, nodes: &mut [Node]) {
     for node in nodes {
         let (unused, times) = unused_params(node);
@@ -28,7 +28,7 @@ pub(crate) fn multiply_equal_terms(graph: &Graph, nodes: &mut [Node]) {
     }
 }
 
-/// The parameters of a unit that nothing in it depends on, and how many points differ in these alone.
+/// The parameters of a unit that nothing in it depends on, and the product of their sizes.
 fn unused_params(node: &Node) -> (BTreeSet<Symbol>, i64) {
     let Some((map, tasklet)) = unit(node) else {
         return (BTreeSet::new(), 1);
@@ -59,7 +59,7 @@ fn symbols(tasklet: &Tasklet) -> BTreeSet<Symbol> {
     found
 }
 
-/// Whether combining a term once, or its multiple, is combining it at each point.
+/// Whether combining equal terms at all points is the same as combining the term, or a multiple of it, once.
 fn combines_once(node: &Node) -> bool {
     let Some((_, tasklet)) = unit(node) else {
         return false;

@@ -3,13 +3,12 @@
 //! Before: `t[i] = f(x[i]); y[i] = g(t[i], z[i])`. After: `y[i] = g(f(x[i]), z[i])`.
 //! Legal because `t` is written once at every index, by one map without conflict resolution, from
 //! values that do not change afterwards. Movement (permute, slice, broadcast, pad) is inlined
-//! everywhere: index expressions compose. Only a product whose operand would no longer be indexed by sums
-//! of its parameters, as behind a roll, reads what was moved: it would leave the contraction generator, which
-//! costs more than a copy. What many points look up element by element is stored too (`lookup.rs`). Arithmetic is inlined into maps other than contractions
-//! when that moves fewer bytes: without it `t` is written once and read by every reader; with it
-//! each reader reads what the definition reads and the reader does not read yet. The values are
-//! computed again in each reader, which is how forward values come to be recomputed in the
-//! backward pass instead of saved.
+//! everywhere: index expressions compose. The exception is a product whose operand would no longer be indexed by sums
+//! of its parameters, as behind a roll. It would leave the contraction generator, which costs more than a copy, so it
+//! reads the copy. What many points look up element by element is stored too (`lookup.rs`). Arithmetic is inlined into
+//! maps other than contractions when that moves fewer bytes. Without inlining, `t` is written once and read by every
+//! reader; with it, each reader reads those operands of the definition that it does not read yet. Each reader computes
+//! the values again, and so the backward pass recomputes forward values instead of saving them.
 
 mod lookup;
 mod obstacle;
@@ -30,7 +29,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const MAX_EXPRESSION_COST: u32 = 400;
 /// Most operations worth doing again for each of several points that read one value.
 const MAX_REPEATED_COST: u32 = 4;
-/// Most elements one point may read, so that a loop keeps its pointers in registers.
+/// Most inputs of a tasklet, so that a loop keeps its pointers in registers.
 const MAX_INPUTS: usize = 14;
 
 /// Inlines until nothing more pays; what was inlined everywhere disappears.
@@ -42,7 +41,7 @@ pub fn inline(
 ) {
     let outputs: BTreeSet<ContainerId> = graph.outputs.iter().map(|o| o.container).collect();
     let mut refused = BTreeMap::new();
-    // Producers come before consumers, so one sweep composes whole chains; a second one finds
+    // Producers come before consumers, so one sweep composes whole chains. A second one inlines
     // what the first made cheap.
     for _ in 0..2 {
         refused.clear();
@@ -79,8 +78,8 @@ pub fn inline_movement(graph: &Graph, nodes: &mut Vec<Node>) {
     remove_dead(nodes, &outputs);
 }
 
-/// Replaces the reads of `id`, written by node `at`, where that is possible and pays: the decision
-/// if any is worth telling, or the refusal.
+/// Replaces the reads of `id`, which node `at` writes, where that is possible and pays. Returns the decision, if it is
+/// worth telling, or the refusal.
 fn inline_container(
     graph: &Graph,
     nodes: &mut [Node],
@@ -208,7 +207,7 @@ fn inlined_node(
     Ok(node)
 }
 
-/// How many dimensions of arrays a unit reads from their ends: no parameter moves forward in them.
+/// How many dimensions of arrays a unit reads backwards: every parameter in their index has a negative factor.
 fn backwards(node: &Node) -> usize {
     let is_backwards = |i: &&Index| {
         let Index::At(e) = i else { return false };
@@ -267,8 +266,8 @@ fn replace_input(
     let is_index = |m: &Memlet| m.subset.contains(&Index::Data(position));
     let scatters = tasklet.outputs.iter().any(|(m, _)| is_index(m));
     if scatters || tasklet.inputs.iter().any(is_index) {
-        // An index read through movement: the data index follows to the moved input, the one that
-        // is the value (others only say where it lies).
+        // An index that is read through movement: the data index now names the input that is the value; other inputs
+        // only say where the value lies.
         let Expr::In(k) = def.expr else {
             return Err(Obstacle::ComputedIndex);
         };
@@ -301,8 +300,8 @@ fn replace_input(
     Ok(())
 }
 
-/// Whether comparisons, an order or rounding to whole numbers decide by an input's value. Then it must be the number that the
-/// container would hold: computed again without rounding it would not equal the maximum that was taken
+/// Whether an input's value is compared, ordered or rounded to a whole number. Then it must be the number that the
+/// container would hold: computed again without rounding, it would not equal the maximum that was taken
 /// of it elsewhere. Other arithmetic is better off without the rounding.
 fn is_decided_by(tasklet: &Tasklet, position: usize) -> bool {
     let holds = |e: &Expr| e.inputs().contains(&position);
@@ -331,12 +330,12 @@ fn is_decided_by(tasklet: &Tasklet, position: usize) -> bool {
     })
 }
 
-/// Gives the moved read the guard of the read it replaces: possible when being outside the moved
-/// container is the same as being outside its source, or when both fill with the same value and
+/// Gives the moved read the guard of the read it replaces. This is possible if what is outside the moved
+/// container is exactly what is outside its source, or if both fill with the same value and
 /// the source is not larger.
 ///
-/// Only for a plain copy of one element: a computed value, or one without inputs, has nothing that
-/// could be guarded, and of a lookup it is not the index that is outside.
+/// Only for a plain copy of one element. A computed value, or one without inputs, has nothing that
+/// could be guarded. In a lookup, it is not the index that would be outside.
 fn guard_movement(
     graph: &Graph,
     def: &Definition,
@@ -533,11 +532,11 @@ fn bytes_saved(
                 .filter(|i| !already.contains(i))
                 .copied()
                 .collect();
-            // Each container counts whole, also where a gather reads a part of it.
+            // Each container counts whole, even if a gather reads a part of it.
             read(&extra)
         })
         .sum();
-    // Equal traffic: one kernel and one buffer less decides.
+    // With equal traffic, one kernel and one buffer less decide for inlining.
     materialized - inlined + 1
 }
 

@@ -2,12 +2,11 @@
 //!
 //! [`expand`] rewrites operators as maps, merges containers across reshapes and inlines what is
 //! cheaper to compute again than to store. [`fuse`] groups the resulting units into kernels, for
-//! forward and backward together, products that only their kernel needs included where the target
-//! has such kernels. What somebody else's operator computes stays whole, on views of containers. Both
-//! need constant sizes. Between them the layouts room decides
-//! the order of dimensions, since what may share a loop depends on what is contiguous. What
-//! was applied is recorded with the bytes it saves, what was refused with the reason. Papers: arXiv
-//! 1902.10345 (map fusion), 2007.00072 (fusion by data movement).
+//! forward and backward together. If the target has such kernels, products whose results only one kernel needs become
+//! parts of that kernel. What another library's operator computes stays whole, on views of containers. Both functions
+//! need constant sizes. Between them the layouts room decides the order of dimensions, since what may share a loop
+//! depends on what is contiguous. What was applied is recorded with the bytes it saves, what was refused with the
+//! reason. Papers: arXiv 1902.10345 (map fusion), 2007.00072 (fusion by data movement).
 
 mod call;
 mod chain;
@@ -76,14 +75,14 @@ pub struct Fused {
     pub decisions: Vec<Decision>,
 }
 
-/// Operators as maps, reshapes merged, definitions inlined; where the recipe says something, as it says.
+/// Rewrites operators as maps, merges reshapes and inlines definitions. Follows the recipe where it says something.
 ///
 /// # Errors
 /// Control flow, unbound sizes, operators without expansion.
 pub fn expand(graph: &Graph, recipe: &Recipe) -> Result<Fused, FuseError> {
     let mut graph = graph.clone();
     require_constant_sizes(&graph)?;
-    // Which input a result replaces concerns the caller, and the shapes before dimensions are split.
+    // Which input a result replaces concerns only the caller; it holds for the shapes before dimensions are split.
     graph.outputs.iter_mut().for_each(|o| o.updates = None);
     call::separate(&mut graph);
     ops::expand_all(&mut graph)?;
@@ -98,7 +97,7 @@ pub fn expand(graph: &Graph, recipe: &Recipe) -> Result<Fused, FuseError> {
     view::merge_views(&mut graph, &mut nodes);
     view::split_composite_dims(&mut graph, &mut nodes);
     view::drop_unit_params(&mut nodes);
-    // Copies between reshapes, such as heads of keys repeated for those of queries, before what they copy
+    // Copies between reshapes, such as heads of keys repeated for heads of queries, are inlined before what they copy
     // is computed in their place.
     inline::inline_movement(&graph, &mut nodes);
     equal_terms::multiply_equal_terms(&graph, &mut nodes);
@@ -108,14 +107,14 @@ pub fn expand(graph: &Graph, recipe: &Recipe) -> Result<Fused, FuseError> {
     equal_terms::multiply_equal_terms(&graph, &mut nodes);
     write_once::drop_idle_conflicts(&graph, &mut nodes);
     if parts::separate(&graph, &mut nodes) {
-        // Reshapes of the parts, which stood between a guarded read and their makers.
+        // Merges reshapes of the parts, which stood between a guarded read and what makes the parts.
         view::merge_views(&mut graph, &mut nodes);
     }
     graph.last_state().nodes = nodes;
     Ok(Fused { graph, decisions })
 }
 
-/// What runs the kernels, where that decides which there are.
+/// What runs the kernels, as far as it decides which kernels there are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Target {
     /// Threads on cores.
@@ -125,7 +124,7 @@ pub enum Target {
     Cuda,
 }
 
-/// Units grouped into kernels; where the recipe says something, as it says.
+/// Groups units into kernels. Follows the recipe where it says something.
 ///
 /// # Errors
 /// Control flow; kernels that need each other.

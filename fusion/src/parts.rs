@@ -5,9 +5,9 @@
 //! Gradients of the slices of a tensor have this form: each is padded with zeros to the whole, and the results are
 //! added.
 //! Legal when along one parameter each part covers a range, the ranges cover all of it once, and no part reads zeros
-//! for another reason: then all terms of a sum but one are zero. Where only contractions and sums over most of it
-//! (the gradient of a bias) read the whole, it is stored in either form, and the copies read each element once, without
-//! asking where it lies. They also let the parts be written where they belong, see [`join`](crate::join).
+//! for another reason: then all terms of a sum but one are zero. Done if only contractions, and sums over most of it
+//! (the gradient of a bias), read the whole. It is stored in either form then, and copies read each element once,
+//! without conditions. They also let the parts be written where they belong, see [`join`](crate::join).
 
 use crate::unit::{bytes, constant, is_contraction, unit};
 use graph::range::{Ranges, index_range};
@@ -19,7 +19,7 @@ use graph::{
 /// A reader sums over most of a value if it writes at most one byte for this many bytes of the value.
 const SUMMED: i64 = 16;
 
-/// Rewrites the sums that only contractions, and sums over most of them, read; whether there was one.
+/// Rewrites the sums of parts that only contractions, and sums over most of them, read. Returns whether there was one.
 pub(crate) fn separate(graph: &Graph, nodes: &mut [Node]) -> bool {
     let mut found = false;
     for at in 0..nodes.len() {
@@ -112,7 +112,7 @@ fn adds_each_once(sum: &Expr, n_inputs: usize) -> bool {
     is_sum && n_inputs > 1 && found.into_iter().eq(0..n_inputs)
 }
 
-/// What a read is zero outside of: a range of one parameter, and nothing else.
+/// The range of one parameter outside of which a read is zero; `None` if it is zero for another reason too.
 fn term<'a>(graph: &Graph, memlet: &'a Memlet, ranges: &Ranges) -> Option<(Symbol, Term<'a>)> {
     if memlet.fill?.as_f64() != 0.0 {
         return None;

@@ -5,8 +5,8 @@
 //! computed again.
 //! Legal because every transient container is written once, by values that do not change afterwards, and random
 //! numbers are functions of seed and position. Frees the bytes of `t` between the passes; costs the unit's
-//! time again. [`Problem`] is the choice of what to keep: `solve` answers it under a limit of kept bytes, `within` under
-//! a limit of memory at every moment, and `by_default` without a limit.
+//! time again. [`Problem`] is the choice of what to keep: `solve` answers it under a limit of kept bytes, `within`
+//! under a limit of memory at every moment, and `by_default` without a limit.
 
 mod apply;
 mod default;
@@ -86,15 +86,15 @@ struct Unit {
 struct Value {
     id: ContainerId,
     unit: usize,
-    /// Bytes that keeping it takes: none of a result of the step, which the caller owns.
+    /// Bytes that keeping it takes; 0 for a result of the step, which the caller owns.
     bytes: i64,
-    /// The same, as far as is known of the fused step: none of what the readers compute themselves.
+    /// The same for the fused step, as far as it is known; 0 if the readers compute the value themselves.
     kept_bytes: i64,
-    /// Bytes that it takes from its kernel to its last reader where it is not kept.
+    /// Bytes that it takes from its kernel to its last reader if it is not kept.
     passing_bytes: i64,
     /// Whether the backward pass reads it.
     crosses: bool,
-    /// Microseconds of storing it, where no kernel stores it for others.
+    /// Microseconds of storing it, if no kernel stores it for others.
     store_us: f64,
     /// What the recipe says: `true` is to compute it again.
     pinned: Option<bool>,
@@ -113,11 +113,11 @@ pub struct Problem {
     byte_us: f64,
     /// Containers that were in memory in the plans so far.
     in_memory: BTreeSet<ContainerId>,
-    /// Containers whose copies were.
+    /// Containers whose copies were in memory in the plans so far.
     copies_in_memory: BTreeSet<ContainerId>,
 }
 
-/// Values that the backward pass computes again, and values kept that were not kept before.
+/// Which units the backward pass runs again. What these read is kept then, if it is not computed again too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Choice {
     /// Units that run again, by number.
@@ -201,7 +201,8 @@ impl Problem {
     }
 
     /// Takes from a fused plan of the step which containers, and which copies, take memory. The others stay inside
-    /// a kernel, or their readers compute them. Whether something was in memory that was in no plan before.
+    /// a kernel, or their readers compute them. Returns whether something was in memory that was not in any plan
+    /// before.
     pub fn learn(&mut self, expanded: &Fused, planned: &Graph, copies: &Copies) -> bool {
         let nodes = planned.single_state().map_or(&[][..], |s| &s.nodes);
         let n_known = expanded.graph.containers.len();
@@ -261,7 +262,7 @@ impl Problem {
         choice
     }
 
-    /// What a choice costs, units that nobody needs left out.
+    /// What a choice costs, without units that nobody needs.
     pub fn cost(&self, choice: &Choice) -> Cost {
         let needed = self.needed(choice);
         let mut cost = Cost {
@@ -304,8 +305,8 @@ impl Problem {
         first..last
     }
 
-    /// The expanded step with a choice carried out and a decision about each value, and for each container that
-    /// was made for that the one it is a copy of.
+    /// Carries out a choice in the expanded step and records a decision about each value. Also returns, for each new
+    /// container, the one that it is a copy of.
     pub fn apply(&self, expanded: Fused, choice: &Choice) -> (Fused, Copies) {
         let decisions = self.decisions(&expanded, choice);
         let mut fused = expanded;
@@ -347,8 +348,7 @@ impl Problem {
         decisions
     }
 
-    /// What a recipe must say so that it gives a choice again, whatever is computed again by default; in order of
-    /// places.
+    /// What a recipe must say to give this choice again, whatever is computed again by default. In order of places.
     pub fn recipe(&self, expanded: &Fused, choice: &Choice) -> Vec<(Place, bool)> {
         let graph = &expanded.graph;
         let nodes = graph.single_state().map_or(&[][..], |s| &s.nodes);

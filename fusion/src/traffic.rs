@@ -5,8 +5,8 @@ use crate::unit::bytes;
 use graph::{ContainerId, Graph, Lifetime, Touched, traffic};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Inputs that are read plus outputs: what no schedule can avoid moving, in bytes. Of an input, the elements count
-/// that some operator reads whatever the data is: of a table with lookups, none.
+/// Bytes that no schedule can avoid moving: outputs, and inputs that are read. Only elements that are read whatever the
+/// data is count: none of a table with lookups.
 pub fn lower_bound(graph: &Graph) -> i64 {
     let nodes = graph.single_state().map_or(&[][..], |s| &s.nodes);
     let outputs: BTreeSet<ContainerId> = graph.outputs.iter().map(|o| o.container).collect();

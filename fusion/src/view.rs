@@ -69,8 +69,8 @@ pub fn split_composite_dims(graph: &mut Graph, nodes: &mut [Node]) {
     }
 }
 
-/// The first container, not refused before, with a dimension that a map indexes by digits, and the
-/// shape that gives each digit its own dimension.
+/// The first container, not refused before, with a dimension that a map indexes by a sum of digits
+/// (`p0·f + p1`), and the shape that gives each digit its own dimension.
 fn composite_container(
     graph: &Graph,
     node: &Node,
@@ -211,9 +211,10 @@ fn constant_sizes(graph: &Graph, id: ContainerId) -> Option<Vec<i64>> {
     c.shape.iter().map(SymExpr::as_const).collect()
 }
 
-/// The coarsest shape without ones of which both are groupings; `None` if there is none.
+/// The coarsest shape without sizes of 1 from which both result by merging adjacent dimensions; `None` if there is
+/// none.
 fn common_refinement(a: &[i64], b: &[i64]) -> Option<Vec<i64>> {
-    // Sizes whose product is no number have none.
+    // If the product of the sizes overflows, there is none.
     let boundaries = |s: &[i64]| {
         let mut product = 1i64;
         let mut all = vec![1];
@@ -283,7 +284,7 @@ fn refine_node(node: &mut Node, id: ContainerId, old: &[i64], fine: &[i64]) -> O
     possible.then_some(())
 }
 
-/// The dimensions of `fine` of which each dimension of `old` consists (none for size 1).
+/// For each dimension of `old`, the dimensions of `fine` that it consists of (none for size 1).
 fn group_factors(old: &[i64], fine: &[i64]) -> Option<Vec<Vec<i64>>> {
     let mut rest = fine;
     let mut groups = Vec::new();
@@ -312,7 +313,7 @@ fn refined_subset(
     let mut subset = Vec::new();
     for (index, factors) in memlet.subset.iter().zip(groups) {
         match (factors.len(), index) {
-            // A guarded index along a dimension of size one could be outside: keep such reshapes.
+            // A guarded index along a dimension of size one could be outside, so such reshapes stay.
             (0, Index::At(e)) if e.is_zero() => {}
             (0, _) => return None,
             (1, index) => subset.push(index.clone()),

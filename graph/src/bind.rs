@@ -1,4 +1,4 @@
-//! Fixing sizes: which values the symbols have, and the graph with them put in.
+//! Fixing sizes: which values the symbols have, and the graph with these values in their place.
 //!
 //! [`infer_bindings`] reads the values off the shapes of the caller's tensors; [`Graph::bind`] and
 //! [`Graph::rewrite_sizes`] replace symbols everywhere a size can stand. Nothing else changes.
@@ -7,7 +7,7 @@ use crate::expr::Expr;
 use crate::graph::{Attr, Block, ContainerId, Graph, Index, Memlet, Node, NodeKind};
 use crate::size::{Bindings, SymExpr, Symbol};
 
-/// Why the caller's shapes give no sizes.
+/// Why sizes cannot be found from the caller's shapes.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum BindError {
     /// Not as many tensors as inputs.

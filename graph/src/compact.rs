@@ -27,7 +27,7 @@ impl Node {
 
 impl Graph {
     /// Drops containers that are neither inputs nor outputs nor used by a node, and numbers the
-    /// rest anew in the same order. Gives the new id of each old one.
+    /// rest anew in the same order. Returns the new id of each old one.
     pub fn compact(&mut self) -> Vec<Option<ContainerId>> {
         let used = self.used_containers();
         let mut next = 0;

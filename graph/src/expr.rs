@@ -51,8 +51,8 @@ impl Expr {
     pub fn binary(f: Binary, a: Expr, b: Expr) -> Expr {
         Expr::Binary(f, Arc::new(a), Arc::new(b))
     }
-    /// The type the expression is computed in where `wanted` is asked for: its own, except that one
-    /// made of real constants only takes the wanted float type.
+    /// The type in which the expression is computed if its value is wanted as `wanted`: its own type,
+    /// unless it is made of real constants only; then a wanted float type.
     pub fn natural_dtype(&self, wanted: DType, types: &[DType]) -> DType {
         let own = self.dtype(types);
         if own == DType::F32 && wanted.is_float() && self.is_weak(types) {
@@ -61,7 +61,7 @@ impl Expr {
         own
     }
 
-    /// The type in which the operands of `f` meet, where its result has type `natural`.
+    /// The type to which the operands of `f` are converted, if its result has type `natural`.
     pub fn operand_dtype(
         f: Binary,
         (a, b): (&Expr, &Expr),
@@ -77,7 +77,7 @@ impl Expr {
         }
     }
 
-    /// Whether the type comes from no operand: then half precision, the narrowest float, prevails.
+    /// Whether no operand decides the type. Then half precision, the narrowest float, prevails beside it.
     fn is_weak(&self, types: &[DType]) -> bool {
         let mut extended = types.to_vec();
         extended.push(DType::F16);

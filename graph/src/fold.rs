@@ -344,7 +344,7 @@ mod tests {
     fn identities_vanish_for_floats_only() {
         let e = x().mul(Expr::float(1.0)).add(Expr::float(0.0));
         assert_eq!(e.simplify_typed(&[DType::F32]), x());
-        // The product is already real for an integer input.
+        // For an integer input, the product is real already.
         let product = x().mul(Expr::float(1.0));
         assert_eq!(e.simplify_typed(&[DType::I32]), product);
         assert_eq!(e.simplify(), x().mul(Expr::float(1.0)));

@@ -49,7 +49,7 @@ pub enum Unary {
     Not,
     /// whether x is NaN
     IsNan,
-    /// arcus functions and hyperbolic ones that networks use seldom
+    /// arctan
     Atan,
     /// arcsin
     Asin,

@@ -2,14 +2,14 @@
 //!
 //! # Meaning
 //! A [`Graph`] is a list of [`Block`]s executed in order. A [`State`] is a list of [`Node`]s whose
-//! order is one valid execution order; what depends on what is derived from the containers they
-//! read and write, and stored nowhere else. Every transient container is written by one node
+//! order is one valid execution order. Dependencies are derived from the containers that nodes
+//! read and write, and are stored nowhere else. Every transient container is written by one node
 //! (which may write it many times under a conflict resolution).
 //!
 //! A *library node* names an operator of the `ops` room; its meaning is that operator's `evaluate`.
 //! A *map* runs its body for every point of its index space, in any order; a *tasklet* reads scalars
 //! through memlets, computes expressions and writes scalars through memlets. Points of a map are
-//! independent but for writes with a conflict resolution, which are combined in any order; a container
+//! independent except for writes with a conflict resolution, which are combined in any order; a container
 //! written under a resolution holds that resolution's identity before the first write. The nodes of
 //! a map's body run in sequence at each point, so a body may hold maps that consume what earlier
 //! ones made at the same point: this is how a fused kernel is written down.
@@ -45,7 +45,7 @@ pub enum Lifetime {
     Input,
     /// Given by the caller, part of the model's state (parameters and buffers).
     Parameter,
-    /// Known now.
+    /// Known when the graph is made.
     Constant(Arc<Tensor>),
     /// Made inside; exists from its write to its last read.
     Transient,
@@ -326,7 +326,7 @@ impl Memlet {
 pub struct Tasklet {
     /// What `In(i)` reads.
     pub inputs: Vec<Memlet>,
-    /// Where results go; all expressions read before any is written.
+    /// Where results go. All expressions are evaluated before any result is written.
     pub outputs: Vec<(Memlet, Expr)>,
 }
 
@@ -353,9 +353,9 @@ pub enum Block {
 pub struct Loop {
     /// The iteration's number, usable in memlets of the body.
     pub symbol: Symbol,
-    /// How often.
+    /// Number of iterations.
     pub count: SymExpr,
-    /// What.
+    /// What is repeated.
     pub body: Vec<Block>,
 }
 

@@ -1,7 +1,7 @@
 //! Concatenations of whole containers, read off the maps that copy their parts.
 //!
-//! Owns the one definition that layouts and fusion recognize them by: the gradients of queries, keys and values,
-//! stacked, are one. Never decides what becomes of them.
+//! Owns the one definition by which layouts and fusion recognize them. The stacked gradients of queries, keys and
+//! values are such a concatenation. Never decides what becomes of them.
 
 use crate::{ContainerId, Expr, Graph, Index, Map, Memlet, Node, NodeKind, Tasklet};
 
@@ -95,7 +95,7 @@ impl<'a> Copy<'a> {
         (plain && dtype(from) == dtype(to)).then_some(copy)
     }
 
-    /// The parameter that an index of the written container moves with, by position, and its first value.
+    /// The position of the parameter with which an index of the written container moves, and the index's first value.
     fn place(&self, dim: usize) -> Option<(Option<usize>, i64)> {
         let Index::At(at) = self.to.subset.get(dim)? else {
             return None;
@@ -111,7 +111,7 @@ impl<'a> Copy<'a> {
         }
     }
 
-    /// How many positions of a dimension of the written container it goes through.
+    /// How many positions of a dimension of the written container the copy covers.
     fn extent(&self, dim: usize) -> Option<i64> {
         match self.place(dim)? {
             (None, _) => Some(1),
@@ -119,7 +119,7 @@ impl<'a> Copy<'a> {
         }
     }
 
-    /// The dimension of which it does not go through all positions.
+    /// The first dimension of which the copy does not cover all positions.
     fn axis(&self, shape: &[i64]) -> Option<usize> {
         (0..shape.len()).find(|d| self.extent(*d) != Some(shape[*d]))
     }
@@ -128,7 +128,8 @@ impl<'a> Copy<'a> {
         self.place(axis).map(|(_, start)| start)
     }
 
-    /// The part of a concatenation along `axis` that it copies, if it copies all of it to all other positions.
+    /// The part of a concatenation along `axis` that is copied, if the copy reads all of it and covers all positions of
+    /// the other dimensions.
     fn part(&self, graph: &Graph, shape: &[i64], axis: usize) -> Option<Part> {
         let own = sizes(graph, self.from.container)?;
         let mut dims = vec![None; shape.len()];
@@ -151,7 +152,7 @@ impl<'a> Copy<'a> {
             }
             dims[d] = Some(own_dim);
         }
-        // Each element of the part once: no further parameters, no other elements.
+        // Each element of the part is copied once: there are no further parameters and no other elements.
         let points: Option<i64> = self.map.params.iter().map(|p| p.size.as_const()).product();
         let covers = points == Some(n_elements) && own.iter().product::<i64>() == n_elements;
         covers.then(|| Part {
@@ -202,7 +203,7 @@ mod tests {
         let found = joined(containers, &parts(2)).expect("a concatenation");
         let extents: Vec<i64> = found.parts.iter().map(|p| p.extent).collect();
         assert_eq!((found.axis, extents), (1, vec![2, 1]));
-        // A part lies over another, and the last positions are nobody's.
+        // One part lies over another, and the last positions belong to none.
         assert_eq!(joined(containers, &parts(1)), None);
     }
 

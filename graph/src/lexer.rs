@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A word and where it starts, from 1.
+/// A word and where it starts; lines and columns count from 1.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Token {
     pub word: Word,
@@ -46,13 +46,13 @@ impl fmt::Display for Word {
     }
 }
 
-/// Longer signs before their beginnings.
+/// All signs. One that begins with another comes before it.
 const SIGNS: [&str; 27] = [
     "<=", ">=", "==", "!=", "->", "<", ">", "=", "!", "-", "+", "*", "/", "{", "}", "[", "]", "(",
     ")", ",", ":", "%", "$", "@", "|", ";", "?",
 ];
 
-/// The words of `text`, an [`Word::End`] last. `//` starts a comment.
+/// The words of `text`, then [`Word::End`]. `//` starts a comment.
 pub(crate) fn words(text: &str) -> Vec<Token> {
     let mut lexer = Lexer {
         rest: text,
@@ -186,7 +186,7 @@ impl<'t> Lexer<'t> {
         }
     }
 
-    /// The character after a backslash, as Rust writes them.
+    /// The character that an escape stands for, with Rust's escapes.
     fn escape(&mut self) -> Option<char> {
         let mut chars = self.rest.strip_prefix('\\')?.chars();
         let plain = match chars.next()? {

@@ -1,7 +1,8 @@
 //! What a machine can do: the limits by which the rooms that choose compare what costs less.
 //!
-//! Owns one value that every prediction of time starts from, and how many operations an expression counts as. Whole numbers, so that two equal machines give two
-//! equal plans. Never measures anything: who knows better numbers than the defaults passes them in.
+//! Owns one value that every prediction of time starts from, and how many operations an expression counts as. Numbers
+//! are whole, so that two equal machines give two equal plans. Never measures anything: whoever knows better numbers
+//! than the defaults passes them in.
 
 use crate::dtype::DType;
 use crate::expr::Expr;
@@ -12,7 +13,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Level {
-    /// Bytes that it holds, for one thread; of memory, as many as there can be.
+    /// Bytes that it holds, for one thread; for memory, the largest number.
     pub bytes: u64,
     /// Bytes that one thread reads or writes in a microsecond.
     pub bytes_per_us: u64,
@@ -40,7 +41,7 @@ pub struct Machine {
     pub memory: Level,
     /// Nanoseconds from the end of a launch to the start of the next one.
     pub launch_ns: u64,
-    /// Nanoseconds more, where threads wait for each other.
+    /// Further nanoseconds if threads wait for each other.
     pub barrier_ns: u64,
 }
 
@@ -72,8 +73,8 @@ impl Machine {
         }
     }
 
-    /// Operations in a microsecond of products of numbers of that type: of bf16 by instructions for pairs, if their
-    /// rate is known, and of all others as of f32.
+    /// Operations in a microsecond of products of numbers of that type: the rate of instructions for pairs for bf16, if
+    /// it is known, and the rate for f32 in all other cases.
     pub fn product_rate(&self, products: DType) -> u64 {
         let pairs = match products {
             DType::BF16 => self.pair_operations_per_us,
@@ -104,7 +105,7 @@ impl Level {
 }
 
 impl Expr {
-    /// Operations of the expression, functions that take many instructions counted as several.
+    /// Operations of the expression; functions that take many instructions count as several.
     pub fn cost(&self) -> u32 {
         let mut cost = 0;
         self.visit(&mut |e| {

@@ -1,4 +1,4 @@
-//! What the interpreter must be told (the meaning of operators) and how it refuses.
+//! What the interpreter must be told (the meaning of operators), and its errors.
 //!
 //! The `graph` room knows no operator; [`LibraryMeaning`] is where the `ops` room plugs in. This
 //! file never executes anything.
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// What library nodes mean; implemented by the `ops` room.
 pub trait LibraryMeaning {
-    /// The values of all outputs, in the operator's order, also of those nobody needs. Sizes
+    /// The values of all outputs in the operator's order, those that nobody needs included. Sizes
     /// in the attributes of `library` are constants.
     ///
     /// # Errors

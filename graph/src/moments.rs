@@ -1,15 +1,15 @@
 //! The second moment about a mean, read off the expressions of two sums.
 //!
-//! Owns the one definition that fusion and kernels recognize a variance by. Never looks at maps.
+//! Owns the one definition by which fusion and kernels recognize a variance. Never looks at maps.
 
 use crate::{Binary, Expr};
 
 /// Whether `square` is `(v − m)²·k` where `mean` is `v·k`, with `k` the inverse of `points`.
 ///
 /// `m` is the position of the mean among the inputs of `square`; `same(i, j)` says whether input `i` of
-/// `mean` and input `j` of `square` are one element. The sum of `square` may then be made of parts, each
-/// about a mean of its own: `Σ (v − m)²·k = Σ over parts of (Σ (v − a)²·k + n·(a − m)²·k)` for a part of
-/// `n` points with mean `a` (Chan, Golub, LeVeque 1983).
+/// `mean` and input `j` of `square` are one element. The sum of `square` may then be computed in parts, each
+/// about its own mean: `Σ (v − m)²·k = Σ over parts of (Σ (v − a)²·k + n·(a − m)²·k)`, with `a` the mean of
+/// a part and `n` its number of points (Chan, Golub, LeVeque 1983).
 pub fn is_second_moment(
     mean: &Expr,
     square: &Expr,

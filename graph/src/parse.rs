@@ -67,7 +67,7 @@ pub(crate) struct Parser<'t> {
     depth: usize,
 }
 
-/// Braces and brackets in each other, at most: each takes some of the stack.
+/// Most braces and brackets in each other: each takes some of the stack.
 const MOST_DEPTH: usize = 100;
 
 pub(crate) type Parsed<T> = Result<T, ParseError>;
@@ -105,7 +105,7 @@ impl Parser<'_> {
         word
     }
 
-    /// What stands inside of braces or brackets.
+    /// Reads what stands inside braces or brackets.
     pub(crate) fn inside<T>(&mut self, read: impl FnOnce(&mut Self) -> Parsed<T>) -> Parsed<T> {
         if self.depth == MOST_DEPTH {
             return Err(self.expected(format!("at most {MOST_DEPTH} braces in each other")));

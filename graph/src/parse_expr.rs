@@ -10,7 +10,7 @@ use crate::scalar::Scalar;
 use crate::size::SymExpr;
 use crate::text::infix;
 
-/// Operands of signs in a row, at most: they become an expression of that depth.
+/// Most operands of signs in a row: they become an expression of that depth.
 const MOST_SIGNS: usize = 1000;
 
 impl Parser<'_> {

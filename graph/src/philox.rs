@@ -38,9 +38,9 @@ pub fn uniform(key: u64, n: u64) -> f32 {
 /// Which elements a dropout keeps, and what it multiplies them with.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dropout {
-    /// An element is kept whose uniform number is at least this; a multiple of 2⁻²⁴, so that it is exact in f32.
+    /// An element is kept if its uniform number is at least this. A multiple of 2⁻²⁴, so that it is exact in f32.
     pub threshold: f64,
-    /// Factor of the kept elements; 0 where none is kept.
+    /// Factor of the kept elements; 0 if none is kept.
     pub scale: f64,
     /// Added to the seed of a step so that each dropout of a model has its own key.
     pub offset: i64,

@@ -1,7 +1,7 @@
 //! What every contraction does at each of its points, read off a tasklet.
 //!
-//! Owns the one definition of a sum over products that fusion, layouts and kernels recognize
-//! contractions by. Never looks at sizes or at the map around.
+//! Owns the one definition of a sum over products by which fusion, layouts and kernels recognize
+//! contractions. Never looks at sizes or at the map around it.
 
 use crate::{Binary, Expr, Memlet, Reduction, Tasklet};
 

@@ -1,5 +1,5 @@
-//! What indices can be: exact ranges of affine indices over map parameters, and whether a subset
-//! addresses each element at most once.
+//! What values indices can have: exact ranges of affine indices over map parameters, and whether a
+//! subset addresses each element at most once.
 //!
 //! Sizes may be symbolic; every symbol that is no map parameter is at least 1. Answers are proofs:
 //! "not known" is a possible answer and never means "yes".
@@ -68,7 +68,7 @@ impl Atom {
     }
 }
 
-/// The smallest and the largest value of the index, both attained; `None` where not known (the
+/// The smallest and the largest value of the index, both attained; `None` if they are not known (the
 /// index is not linear, the sign of a coefficient is not known, or a size depends on a parameter).
 pub fn index_range(index: &SymExpr, ranges: &Ranges) -> Option<(SymExpr, SymExpr)> {
     let linear = linear_in(index, ranges)?;
@@ -90,7 +90,7 @@ pub fn index_range(index: &SymExpr, ranges: &Ranges) -> Option<(SymExpr, SymExpr
     Some((low, high))
 }
 
-/// Whether the expression is at least 0 whatever its symbols (each at least 1).
+/// Whether the expression is at least 0 for all values of its symbols (each at least 1).
 pub fn is_nonnegative(e: &SymExpr) -> bool {
     // With s = 1 + t every t is at least 0, so nonnegative coefficients suffice.
     let shifted = e.substitute(&|s| Some(SymExpr::from(s) + 1));

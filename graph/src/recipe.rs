@@ -164,7 +164,7 @@ impl Recipe {
         self.overrides.insert(place, apply);
     }
 
-    /// What it says about a place, if anything. `place` is made only where the recipe says anything at all.
+    /// What it says about a place, if anything. `place` is called only if the recipe is not empty.
     pub fn override_for(&self, place: impl FnOnce() -> Place) -> Option<bool> {
         match self.overrides.is_empty() {
             true => None,
@@ -229,15 +229,15 @@ impl Recipe {
 /// How a contraction is computed. The same text in a file means the same kernel.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Blocking {
-    /// The definition, cut into blocks for each of the parts that it is written in: numbers of the generator that made
-    /// it, which checks them.
+    /// The definition, cut into blocks. For each of the parts that it is written in, these are numbers of the generator
+    /// that made them, which also checks them.
     Cuts(Vec<[i64; 8]>),
     /// A convolution of 3×3 taps by minimal filtering (Winograd).
     Winograd,
 }
 
 impl Blocking {
-    /// The numbers of each part; none where it is not cut by numbers.
+    /// The numbers of each part; none if it is not cut by numbers.
     pub fn parts(&self) -> &[[i64; 8]] {
         match self {
             Blocking::Cuts(parts) => parts,

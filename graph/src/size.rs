@@ -214,7 +214,7 @@ impl SymExpr {
         }
     }
 
-    /// `(whole, rest)` with `self = d·whole + rest`, every non-constant term of `rest` not divisible.
+    /// `(whole, rest)` with `self = d·whole + rest`, where `d` divides no coefficient of `rest`.
     fn split_multiples(&self, d: i64) -> (SymExpr, SymExpr) {
         let (mut whole, mut rest) = (SymExpr::default(), SymExpr::default());
         for (atoms, c) in &self.terms {

@@ -19,8 +19,8 @@
 //! }
 //! ```
 //!
-//! A container is `%name: type[sizes]`, then its layout where not row-major, its storage where
-//! local, its lifetime where not transient. `-` is an absent operand. In a tasklet `$i` is input `i`,
+//! A container is `%name: type[sizes]`, then its layout unless it is row-major, its storage if it is
+//! local, its lifetime unless it is transient. `-` is an absent operand. In a tasklet `$i` is input `i`,
 //! as a value or as an index; `{2*k + 1}` is an integer from map parameters; `| 0.0` is a fill;
 //! `(sum)` a conflict resolution. `@ node in module at source` is an origin, `!backward` a stage.
 //! After `->` stands the input an output replaces.
@@ -148,7 +148,7 @@ fn is_inline(value: &Tensor) -> bool {
     value.len() <= INLINE_ELEMENTS || splat(value).is_some()
 }
 
-/// The element all elements equal, of more than one.
+/// The value of all elements, if there are several and they are equal.
 fn splat(value: &Tensor) -> Option<Scalar> {
     let first = (value.len() > 1).then(|| value.at(0))?;
     (1..value.len())
@@ -450,7 +450,7 @@ fn attr(value: &Attr) -> String {
     }
 }
 
-/// `f32[2, 3] [1.0, …]`, the type only where it is not the container's.
+/// `f32[2, 3] [1.0, …]`. The type is written only if it is not the container's.
 fn constant(value: &Tensor, container: &Container) -> String {
     let shape: Vec<SymExpr> = value.shape.iter().map(|n| SymExpr::from(*n)).collect();
     let mut text = String::new();

@@ -31,9 +31,9 @@ pub struct Touched {
 /// The positions along one dimension.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Extent {
-    /// From the first one to the last, where they are known, at most so many.
+    /// The first and the last one, if they are known, and how many there are at most.
     At(Option<(i64, i64)>, i64),
-    /// The values of a container, at most so many.
+    /// The values of a container, and how many there are at most.
     Data(ContainerId, i64),
 }
 
@@ -46,7 +46,7 @@ impl Extent {
 }
 
 impl Touched {
-    /// Bytes that are touched whatever the data is; an index that is no affine one counts as one element.
+    /// Bytes that are touched whatever the data is; an index that is not affine counts as one position.
     pub fn least_bytes(&self) -> i64 {
         self.least * self.element
     }
@@ -85,7 +85,7 @@ impl Touched {
     }
 }
 
-/// What a node reads from and writes to memory, with all that is inside of it.
+/// What a node, with all that is inside it, reads from and writes to memory.
 pub fn traffic(graph: &Graph, node: &Node) -> Traffic {
     let mut found = Traffic::default();
     collect(graph, node, &mut Vec::new(), &mut found);
@@ -129,7 +129,7 @@ fn collect<'a>(graph: &Graph, node: &'a Node, params: &mut Vec<&'a Param>, found
     }
 }
 
-/// All of a container, as an operator that is not expanded may touch it.
+/// The whole container, all of which an operator that is not expanded may touch.
 fn whole(graph: &Graph, id: ContainerId) -> Touched {
     let container = graph.container(id);
     let sizes = container.shape.iter().map(|n| n.as_const().unwrap_or(0));
@@ -210,7 +210,7 @@ fn range(index: &SymExpr, params: &[&Param]) -> Option<(i64, i64)> {
     Some((low, high))
 }
 
-/// Values of an index, at most.
+/// Most values that an index can have.
 fn most(index: &SymExpr, params: &[&Param]) -> i64 {
     let points = sizes(index, params).fold(1, i64::saturating_mul);
     match range(index, params) {
@@ -219,9 +219,9 @@ fn most(index: &SymExpr, params: &[&Param]) -> i64 {
     }
 }
 
-/// Values of an index: of an affine one, at least as many as its largest part has.
+/// The number of values of an index: for an affine one as [`most`] counts them, for any other 1.
 fn positions(index: &SymExpr, params: &[&Param]) -> i64 {
-    // Of a window, the steps of one part fill the gaps of the other, or leave some. Quotients and remainders
+    // The steps of one part of a window may leave gaps between those of the other. Quotients and remainders
     // have at least one value.
     index.as_affine().map_or(1, |_| most(index, params))
 }

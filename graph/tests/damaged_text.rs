@@ -51,7 +51,7 @@ impl Random {
     }
 }
 
-/// The text with some characters left out, doubled, exchanged with others of its own, or pieces put between.
+/// The text with some characters left out, doubled or exchanged with others of its own, or with pieces put between.
 fn damaged(text: &str, random: &mut Random) -> String {
     let mut chars: Vec<char> = text.chars().collect();
     for _ in 0..1 + random.below(3) {

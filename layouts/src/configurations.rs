@@ -86,8 +86,9 @@ pub fn choose(
     }
 }
 
-/// Orders of each container that may have several: the rule's first, then row-major order, and for what products
-/// touch the rule's with its last two dimensions exchanged. Loops hand orders on to containers that they index alike.
+/// Orders of each container that may have several: first the rule's, then row-major order, then, if a product touches
+/// the container, the rule's with its last two dimensions exchanged. Loops pass orders on to containers that they index
+/// alike.
 fn candidates(
     graph: &Graph,
     nodes: &[Node],
@@ -139,7 +140,7 @@ fn candidates(
     found
 }
 
-/// Adds an order that is new, as long as there are few; whether it did.
+/// Adds an order if it is new and there are fewer than [`MAX_ORDERS`]. Returns whether it did.
 fn add(orders: &mut Vec<Layout>, order: &Layout) -> bool {
     let is_new = orders.len() < MAX_ORDERS && !orders.contains(order);
     if is_new {
@@ -169,7 +170,8 @@ struct ConfigurationProblem<'a> {
     quadratic: Quadratic,
     /// The variable of each container.
     variables: BTreeMap<ContainerId, usize>,
-    /// Contractions of three containers with a choice: their own variable counts combinations of these.
+    /// Contractions of three containers with a choice: their own variable, which numbers the combinations of the three
+    /// choices, and the containers.
     configurations: Vec<(usize, Vec<ContainerId>)>,
     n_contractions: usize,
 }
@@ -211,7 +213,7 @@ impl<'a> ConfigurationProblem<'a> {
         }
     }
 
-    /// A contraction: its predicted time in each combination of orders.
+    /// Adds a contraction: its predicted time in each combination of orders.
     fn add_contraction(&mut self, node: &Node, now_ns: f64, times: &mut dyn Times) {
         let mut free: Vec<ContainerId> = node.reads().into_iter().chain(node.writes()).collect();
         free.retain(|id| self.orders.contains_key(id));
@@ -264,11 +266,11 @@ impl<'a> ConfigurationProblem<'a> {
         for id in free {
             self.graph.container_mut(*id).layout = self.orders[id][0].clone();
         }
-        // What is a contraction is one in every order.
+        // A contraction is one in every order, so there is a time.
         ns.map_or(f64::INFINITY, f64::ceil)
     }
 
-    /// A loop between two arrays: a conversion where their fastest dimensions differ.
+    /// Adds a loop between two arrays: it costs a conversion if their fastest dimensions differ.
     fn add_loop(&mut self, written: &Memlet, read: &Memlet, times: &dyn Times) {
         if written.container == read.container {
             return;
@@ -322,7 +324,7 @@ impl<'a> ConfigurationProblem<'a> {
     }
 }
 
-/// A number in a system with these bases, the lowest digit first.
+/// The digits of a number in a mixed radix with these bases, the lowest digit first.
 fn digits(mut n: usize, bases: &[usize]) -> Vec<usize> {
     let digit = |base: &usize| {
         let digit = n % base;
@@ -338,7 +340,7 @@ fn bytes(graph: &Graph, id: ContainerId) -> i64 {
     sizes.unwrap_or(0).saturating_mul(c.dtype.bytes() as i64)
 }
 
-/// Whether a loop along the fastest dimension of the larger array goes along a slower one of the smaller.
+/// Whether a loop along the fastest dimension of the larger array runs along a slower one of the smaller.
 fn differ(graph: &Graph, large: (&Memlet, &Layout), small: (&Memlet, &Layout)) -> bool {
     let other = fastest(graph, small);
     let is_slow = |s: &Symbol| {
@@ -349,7 +351,7 @@ fn differ(graph: &Graph, large: (&Memlet, &Layout), small: (&Memlet, &Layout)) -
     along.unwrap_or_default().iter().any(is_slow)
 }
 
-/// The index along which neighbours in memory lie; of dimensions of size one, none.
+/// The index of the fastest dimension whose size is not 1.
 fn fastest<'a>(graph: &Graph, (memlet, layout): (&'a Memlet, &Layout)) -> Option<&'a SymExpr> {
     let shape = &graph.container(memlet.container).shape;
     let is_long = |d: &&usize| shape[**d].as_const() != Some(1);

@@ -6,9 +6,8 @@
 //! channels-last, and so is everything aligned with them through maps; whatever the caller owns
 //! keeps the caller's layout, and `[N, H, W, C]` is in this order already. Weights that are made inside
 //! the graph (converted from the caller's, or a gradient before its conversion) have their channels
-//! last too: then a term of many channels is
-//! contiguous in both factors. What only matrix products touch is ordered so that the products see few, long
-//! dimensions ([`products`]).
+//! last too: then terms of many channels are contiguous in both factors. What only matrix products
+//! touch is ordered so that the products see few, long dimensions ([`products`]).
 //!
 //! This rule ([`assign`]) takes no time. [`choose`] compares its orders with others by predicted time, for all containers
 //! together: the configuration graph of "Data Movement Is All You Need" (arXiv 2007.00072), solved exactly where that
@@ -44,7 +43,7 @@ pub struct Assignment {
     pub fixed: Vec<ContainerId>,
 }
 
-/// Where it is decided about a container's order: at the node that writes it.
+/// The place of decisions about a container's order: the node that writes it.
 pub fn place(graph: &Graph, id: ContainerId) -> Option<Place> {
     let mut nodes = graph.single_state()?.nodes.iter();
     let writer = nodes.find(|n| n.writes().contains(&id))?;
@@ -162,8 +161,8 @@ fn channels_last(rank: usize, n_channels: usize) -> Layout {
     Layout::from_order(order.collect()).unwrap_or_else(|| Layout::channels_last(rank))
 }
 
-/// How many dimensions of `m`, from the second on, count channels: those that move with none of the
-/// `spatial` dimensions of an array beside it. At least one.
+/// How many dimensions of `m`, from the second on, count channels: those before the first one that moves with any
+/// of the `spatial` dimensions of another array. At least one.
 fn n_channels(m: &Memlet, spatial: &[Index]) -> usize {
     let moves = |i: &Index| spatial.iter().any(|s| related(i, s));
     let more = m.subset.iter().skip(2).take_while(|i| !moves(i)).count();
@@ -175,7 +174,7 @@ fn n_channels(m: &Memlet, spatial: &[Index]) -> usize {
     }
 }
 
-/// Containers on either side of a reshape that stayed: an alias needs row-major order.
+/// Containers on either side of a reshape that stayed: they share memory, which needs row-major order.
 fn alias_ends(nodes: &[Node]) -> BTreeSet<ContainerId> {
     let library = |n: &&Node| matches!(n.kind, graph::NodeKind::Library(_));
     nodes
@@ -185,9 +184,9 @@ fn alias_ends(nodes: &[Node]) -> BTreeSet<ContainerId> {
         .collect()
 }
 
-/// The arrays of a convolution in any of its three forms: the activations, operands and results, one of them of rank
-/// three to five, that share batch and spatial positions with one another, window or not; and weights
-/// `[K, C, taps…]`. An activation whose channels come last by its shape is in order already.
+/// The arrays to lay out of a convolution in any of its three forms: the two activations (operands or result), which
+/// share batch and spatial positions and of which one has rank three to five; and weights `[K, C, taps…]`. Leaves
+/// out an activation whose channels come last by its shape: it is in order already.
 fn convolution_arrays(tasklet: &Tasklet) -> Vec<(ContainerId, usize)> {
     let Some(SummedProduct { a, b, out }) = tasklet.summed_product() else {
         return Vec::new();
@@ -230,8 +229,8 @@ fn convolution_arrays(tasklet: &Tasklet) -> Vec<(ContainerId, usize)> {
 /// An array of at least three dimensions that may be the activation of a convolution.
 struct Activation<'a> {
     array: &'a Memlet,
-    /// Whether the dimension after the batch counts channels, and not positions: what moves along it moves along
-    /// the weights too, or along this array alone.
+    /// Whether the dimension after the batch counts channels, not positions: its parameters also index the weights,
+    /// or index this array alone.
     channels_first: bool,
     /// Position where the channels begin if they are last.
     channels: usize,
@@ -279,9 +278,9 @@ fn moves_with(m: &Memlet, symbol: &Symbol) -> bool {
     m.subset.iter().any(mentions)
 }
 
-/// Batch and every spatial dimension related, and either a window somewhere or channels that differ
+/// Whether batch and every spatial dimension are related, and there is a window or channels differ
 /// (a pointwise convolution, which sums over no position). A spatial dimension may be split on one side,
-/// as a pooling window that reads every position once leaves it.
+/// as by a pooling whose windows read every position once.
 fn is_activation_pair(x: &Activation, y: &Activation) -> bool {
     let rank = x.array.subset.len().min(y.array.subset.len());
     let windowed = |m: &Activation| m.spatial().iter().any(is_composite);
@@ -297,8 +296,8 @@ fn is_activation_pair(x: &Activation, y: &Activation) -> bool {
             || (channels_differ && rank >= 4 && no_position_is_alone(x.spatial(), y.spatial())))
 }
 
-/// Whether dimensions of positions correspond: one to one in order where there are as many, otherwise
-/// each to some dimension of the other side.
+/// Whether dimensions of positions correspond: one to one and in order if both sides have as many;
+/// otherwise each of one side to some dimension of the other.
 fn is_spatially_related(x: &[Index], y: &[Index]) -> bool {
     if x.len() == y.len() {
         return x.iter().zip(y).all(|(x, y)| related(x, y));
@@ -310,7 +309,7 @@ fn is_each_related(x: &[Index], y: &[Index]) -> bool {
     x.iter().all(|i| y.iter().any(|j| related(i, j)))
 }
 
-/// Whether every dimension of positions has its like on the other side.
+/// Whether every dimension of positions is related to one of the other side.
 fn no_position_is_alone(x: &[Index], y: &[Index]) -> bool {
     is_each_related(x, y) && is_each_related(y, x)
 }
@@ -430,8 +429,8 @@ mod tests {
         assert_eq!(order("positive"), Some(vec![0, 2, 3, 1]));
     }
 
-    /// A convolution with weights that are converted before it, and both of its gradients, of which that
-    /// of the weights is converted back.
+    /// A convolution whose weights are converted before it, and both of its gradients; the gradient of the
+    /// weights is converted back.
     const CONVERTED: &str = r#"graph "converted" {
   %x: bf16[2, 8, 6, 6] input
   %w: f32[16, 8, 3, 3] input

@@ -1,4 +1,4 @@
-//! Order of dimensions of what matrix products hand to each other.
+//! Order of dimensions of the containers that matrix products read and write.
 //!
 //! Two dimensions of an operand that play the same part in a product (both rows, both columns, both
 //! summed) act as one long dimension when they are adjacent in memory in every array that has
@@ -13,11 +13,11 @@
 use graph::{ContainerId, Graph, Index, Joined, Layout, Lifetime, Memlet, Symbol, Tasklet};
 use std::collections::BTreeSet;
 
-/// Most dimensions of a container whose orders are tried: six factorial of them. What has more
-/// stays row-major.
+/// Most dimensions of a container whose orders are tried: the last one is fixed, so there are 6! orders. Containers
+/// with more dimensions stay row-major.
 const MAX_RANK: usize = 7;
 
-/// Gives containers of products the order in which most dimensions merge; those changed.
+/// Gives containers of products the order in which most dimensions merge. Returns those that changed.
 pub fn reorder(
     graph: &mut Graph,
     owned: &BTreeSet<ContainerId>,
@@ -120,7 +120,7 @@ fn best_order(
         .map(|(_, layout)| layout)
 }
 
-/// Orders of a stack, its axis slowest, and of its parts; nothing where they cannot be one behind another in memory.
+/// Orders of a stack, its axis slowest, and of its parts; `None` if the parts cannot lie one behind another in memory.
 fn order_of_stack(
     graph: &Graph,
     stack: &Joined,
@@ -160,7 +160,7 @@ fn written(t: &Tasklet) -> &Memlet {
 
 fn is_product(t: &Tasklet) -> bool {
     let plain = |m: &Memlet| m.fill.is_none() && m.subset.iter().all(|i| symbol(i).is_some());
-    // One read that is squared is no product of operands.
+    // A square of one read is no product of two operands.
     t.inputs.len() == 2
         && t.summed_product()
             .is_some_and(|p| [p.a, p.b, p.out].into_iter().all(plain))
@@ -228,7 +228,7 @@ fn merges(graph: &Graph, id: ContainerId, layout: &Layout, uses: &[&Tasklet]) ->
     count
 }
 
-/// Whether an array has both or neither, and both only as neighbours in memory.
+/// Whether an array has neither of two dimensions, or has both as neighbours in memory.
 fn adjacent(m: &Memlet, layout: &Layout, outer: &Symbol, inner: &Symbol) -> bool {
     let place = |s: &Symbol| {
         let d = m.subset.iter().position(|i| symbol(i) == Some(s))?;

@@ -1,10 +1,10 @@
-//! Partitioned boolean quadratic problems: one choice for each variable, with a cost for each choice and for each
-//! pair of choices of neighbouring variables; the least sum.
+//! Partitioned boolean quadratic problems: find one choice for each variable so that the sum of costs is least. There
+//! is a cost for each choice, and one for each pair of choices of neighbouring variables.
 //!
 //! A variable with at most two neighbours is eliminated exactly: its best choice is a function of theirs, so its
 //! costs move to the neighbour, or to an edge between the two (Scholz and Eckstein, "Register Allocation for
-//! Irregular Architectures", LCTES 2002). A problem without cycles inside cycles, such as a chain, is solved so
-//! alone; on a chain this is the shortest path. Elsewhere the search branches on the variable with most neighbours, first
+//! Irregular Architectures", LCTES 2002). This alone solves a problem without cycles inside cycles, such as a chain; on
+//! a chain the solution is the shortest path. Elsewhere the search branches on the variable with most neighbours, first
 //! on the choice with the least bound. It ends after a given number of branches, and then says how far the result may
 //! be from the best. Variables keep their first choices unless others together cost less. Sums of whole numbers are
 //! exact, so with whole costs the bound of the best choice is its cost. The same problem always gets the same answer.
@@ -22,7 +22,7 @@ pub struct Quadratic {
     variables: BTreeMap<usize, Vec<f64>>,
     /// Costs of pairs of choices, by the two variables, the smaller number first.
     edges: BTreeMap<(usize, usize), Matrix>,
-    /// What everything costs besides.
+    /// A cost that every choice has.
     constant: f64,
 }
 
@@ -47,7 +47,7 @@ pub struct Solution {
 }
 
 impl Quadratic {
-    /// Adds a variable with the costs of its choices, at least one; gives its number.
+    /// Adds a variable with the costs of its choices, at least one. Returns its number.
     pub fn add_variable(&mut self, costs: Vec<f64>) -> usize {
         assert!(!costs.is_empty(), "a variable has a choice");
         let number = self.variables.len();
@@ -69,7 +69,7 @@ impl Quadratic {
         costs.zip(added).for_each(|(cost, more)| *cost += more);
     }
 
-    /// Adds what everything costs besides.
+    /// Adds a cost that every choice has.
     pub fn add_constant(&mut self, cost: f64) {
         self.constant += cost;
     }
@@ -169,7 +169,7 @@ impl Quadratic {
         }
     }
 
-    /// Eliminates variables with at most two neighbours until there are none; in the order in which it did.
+    /// Eliminates variables with at most two neighbours until there are none. Returns them in order of elimination.
     fn eliminate(&mut self) -> Vec<Eliminated> {
         let mut eliminated = Vec::new();
         loop {
@@ -213,8 +213,8 @@ impl Quadratic {
         rest
     }
 
-    /// Moves what every choice costs from edges to variables and from these to the constant, which then is a lower
-    /// bound.
+    /// Moves costs that every choice has from edges to variables, and from variables to the constant, which then is a
+    /// lower bound.
     fn tighten(&mut self) {
         let keys: Vec<(usize, usize)> = self.edges.keys().copied().collect();
         for (a, b) in keys {
@@ -317,8 +317,8 @@ impl Matrix {
         pairs.for_each(|(own, more)| *own += more);
     }
 
-    /// Takes the least cost out of each row, or of each column: what the choice costs whatever the other end's is.
-    /// `open` are the other end's choices that are still possible.
+    /// Takes the least cost out of each row, or each column: what the choice costs whatever the choice at the other
+    /// end. `open` says which choices at the other end are still possible.
     fn take_least(&mut self, of_rows: bool, open: &[bool]) -> Vec<f64> {
         let (n_rows, n_columns) = (self.n_rows(), self.n_columns);
         let n = if of_rows { n_rows } else { n_columns };
@@ -334,7 +334,7 @@ impl Matrix {
                 .fold(f64::INFINITY, f64::min);
             for j in 0..open.len() {
                 let cost = &mut self.costs[place(i, j)];
-                // A choice that is impossible alone needs no matrix to forbid it.
+                // Such a choice is impossible by its own cost, so the matrix need not forbid it.
                 *cost = if least.is_finite() {
                     *cost - least
                 } else {
@@ -363,13 +363,13 @@ impl Eliminated {
             self.costs[i] + edges.sum::<f64>()
         };
         let each = (0..self.costs.len()).map(|i| (i, cost(i)));
-        // The first of equals.
+        // Of equal choices, the first.
         each.reduce(|best, next| if next.1 < best.1 { next } else { best })
             .unwrap_or((0, 0.0))
     }
 }
 
-/// What was found of a problem: a choice for each variable, its cost, and what every choice costs at least.
+/// What was found for a problem: a choice for each variable, their cost, and a lower bound of the cost.
 struct Found {
     choices: BTreeMap<usize, usize>,
     cost: f64,
@@ -429,7 +429,7 @@ impl Search {
         let mut bound = f64::INFINITY;
         for (least, choice, rest) in rests {
             let best_cost = best.as_ref().map_or(f64::INFINITY, |b| b.cost);
-            // The first choice is followed whatever is left, so that there is a result.
+            // The first choice is followed even if no branch is left, so that there is a result.
             if best.is_some() && (least >= best_cost || self.left == 0) {
                 bound = bound.min(least);
                 continue;

@@ -29,8 +29,8 @@ pub fn resnet(batch: i64, image: i64, layers: [i64; 4]) -> Result<Graph, OpError
     resnet_with(batch, image, layers, None)
 }
 
-/// Like [`resnet`], under autocast to that type: input and parameters are `f32`, all activations but statistics of
-/// batches are of that type.
+/// Like [`resnet`], under autocast to that type: input and parameters are `f32`; all activations except statistics of
+/// batches have that type.
 ///
 /// # Errors
 /// An image too small for the strides.
@@ -158,7 +158,7 @@ fn inverted_residual(
 ) -> Result<ContainerId, OpError> {
     let c = net.graph.container(x).shape[1].as_const().unwrap_or(0);
     let hidden = c * expansion;
-    // Without expansion, the layers of the block count from the depthwise convolution.
+    // Without expansion, the depthwise convolution is layer 0 of the block.
     let mut y = x;
     let mut layer = 0;
     if expansion > 1 {

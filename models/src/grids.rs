@@ -21,7 +21,8 @@ fn twice(net: &mut Net, name: &str, x: ContainerId, out: i64) -> Result<Containe
     Ok(y)
 }
 
-/// The levels of a U-Net of that width and depth, halved and doubled by `factors`: `[N, C, I…] → [N, width, I…]`.
+/// The levels of a U-Net of that width and depth. `factors` divide each dimension on the way down and multiply it on
+/// the way up. `[N, C, I…] → [N, width, I…]`.
 fn levels(
     net: &mut Net,
     x: ContainerId,
@@ -219,7 +220,7 @@ pub fn yolo_block(b: YoloBlock) -> Result<Graph, OpError> {
     Ok(net.finish(&[y]))
 }
 
-/// A convolution of that many results and that size, with BatchNorm and Mish.
+/// A convolution with that many result channels and that kernel size, with BatchNorm and Mish.
 fn conv_mish(
     net: &mut Net,
     name: &str,

@@ -1,4 +1,4 @@
-//! The networks, as graphs built in Rust: what the tests count bytes and kernels of; and small graphs from text.
+//! Networks as graphs built in Rust, whose bytes and kernels tests count; and small graphs from text.
 //!
 //! The same networks as PyTorch modules come from torchvision, transformers and the Python package.
 //! `torch-bridge/tests/test_rust_networks.py` gives both the same weights and compares values and gradients.

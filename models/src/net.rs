@@ -14,9 +14,9 @@ pub struct Net {
     pub graph: Graph,
     /// The type of parameters made from now on: `f32`, unless changed.
     pub dtype: DType,
-    /// What convolutions and linear layers compute in from now on, if not in the type of what they are
-    /// given: their operands are converted, as by PyTorch's autocast, and gradients of parameters come
-    /// back in the parameters' type.
+    /// The type in which convolutions and linear layers compute from now on, if it is not the type of their
+    /// operands. The operands are converted, as by PyTorch's autocast, and gradients of parameters have the
+    /// parameters' type.
     pub autocast: Option<DType>,
     nodes: Vec<Node>,
     updates: Vec<Output>,

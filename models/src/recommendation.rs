@@ -6,7 +6,7 @@ use crate::net::{Net, sizes};
 use graph::{ContainerId, DType, Graph, Tensor};
 use ops::OpError;
 
-/// Sizes of DLRM. Each category has a table, of whose rows an example looks up some.
+/// Sizes of DLRM. Each category has a table; an example looks up some of its rows.
 #[derive(Clone, Debug)]
 pub struct Dlrm {
     /// Examples.
@@ -17,7 +17,7 @@ pub struct Dlrm {
     pub n_tables: i64,
     /// Rows of each table.
     pub n_rows: i64,
-    /// Rows that an example looks up in each table; their sum counts.
+    /// Rows that an example looks up in each table. They are added up.
     pub n_looked_up: i64,
     /// Width of a row.
     pub width: i64,

@@ -83,7 +83,7 @@ pub struct WaveNet {
     pub n_levels: i64,
     /// Width of the residual stream.
     pub width: i64,
-    /// Width of what the layers' results are added up in.
+    /// Width of the sum of the layers' results.
     pub n_skip: i64,
     /// Stacks of layers.
     pub n_stacks: usize,
@@ -124,7 +124,7 @@ pub fn wavenet(w: WaveNet) -> Result<Graph, OpError> {
     Ok(net.finish(&[y]))
 }
 
-/// A convolution over a sample and the one `dilation` before it; half of its results gates the other.
+/// A convolution over a sample and the one `dilation` before it. Half of its results gate the other half.
 fn gated(
     net: &mut Net,
     layer: usize,

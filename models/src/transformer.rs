@@ -73,7 +73,7 @@ pub struct Decoder {
     pub hidden: i64,
     /// Heads of queries.
     pub heads: i64,
-    /// Heads of keys and values; each serves `heads / key_heads` of the others.
+    /// Heads of keys and values; `heads / key_heads` heads of queries share each of them.
     pub key_heads: i64,
     /// Width of the feed-forward part.
     pub inner: i64,

@@ -1,5 +1,5 @@
-//! Activations as expressions, with PyTorch's values and its choice of gradient where a function has
-//! none. Importers give them to `elementwise`.
+//! Activations as expressions, with PyTorch's values, and with its choice of gradient where a function
+//! has no derivative. Importers give them to `elementwise`.
 //!
 //! NaN passes through all of them. Functions that are smooth are written so that their symbolic
 //! derivative is right everywhere, at 0 too.

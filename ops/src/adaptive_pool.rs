@@ -40,7 +40,7 @@ fn sizes(call: &Call) -> Result<Vec<(i64, i64)>, OpError> {
     x.shape[2..].iter().zip(output).map(pair).collect()
 }
 
-/// Where every window has the same size, that size.
+/// The size of a window of each dimension, if all windows have the same size.
 fn kernel(sizes: &[(i64, i64)]) -> Option<Vec<i64>> {
     sizes
         .iter()
@@ -48,8 +48,8 @@ fn kernel(sizes: &[(i64, i64)]) -> Option<Vec<i64>> {
         .collect()
 }
 
-/// The size of the largest window of each dimension: one element more than ⌈I/O⌉ where windows
-/// start in the middle of what divides evenly.
+/// The size of the largest window of each dimension. It may be one element more than ⌈I/O⌉, since
+/// starts are rounded down and ends up.
 fn largest(sizes: &[(i64, i64)]) -> Vec<i64> {
     let extent = |(n, out): &(i64, i64)| {
         let of = |o: i64| ((o + 1) * n + out - 1) / out - o * n / out;

@@ -305,7 +305,7 @@ impl Op for Attention {
         ]);
         let inputs: Vec<_> = [scores].into_iter().chain(mask).collect();
         let scores = builder.op1("elementwise", &inputs, list)?;
-        // Only a mask can leave a row with nothing.
+        // Only with a mask can a row see nothing.
         let list = attrs([
             ("axis", Attr::Int(-1)),
             ("safe", Attr::Bool(mask.is_some() && plan.safe)),
@@ -347,7 +347,7 @@ impl Op for Attention {
             Sample::new("hidden scores are a number", &qkv, filled(-2.5)).value(3, none.clone()),
             Sample::new("added mask", &qkv, attrs([])).value(3, bias),
             Sample::new("a row that sees nothing", &qkv, attrs([])).value(3, none),
-            // The mask's own gradient is not a number where it is infinite.
+            // Where the mask is infinite, its own gradient is not a number.
             Sample::new("rows that see nothing, added", &qkv, attrs([])).value(3, never),
             Sample::new("dropout", &qkv, drop).value(4, seed),
         ]

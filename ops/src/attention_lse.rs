@@ -369,7 +369,7 @@ impl Op for AttentionGradient {
             probabilities(&plan, row, own);
         }
         let scale = call.float_or("scale", 1.0 / (depth as f64).sqrt())?;
-        // v has a row for each column of the scores: dy·vᵀ is dy by the columns of vᵀ.
+        // v has a row for each column of the scores, so dy·vᵀ is the product of dy and the transposed v.
         let values = [&shape[..shape.len() - 2], &[columns, width]].concat();
         let dp = weighted(&dy, &transposed(&v, &values).0, &wide, columns);
         let drop = |x| plan.dropped(&forward, &forward_inputs, &shape, x);

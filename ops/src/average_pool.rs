@@ -58,7 +58,7 @@ fn divisor(call: &Call, pooling: &Pooling, y: &[SymExpr]) -> Result<SymExpr, OpE
 pub enum Divisor {
     /// One number for all.
     Number(i64),
-    /// The product over the dimensions of what stands here for the window's position along each.
+    /// For each dimension, a factor by the window's position. The divisor is the product over the dimensions.
     Extents(Vec<Vec<i64>>),
 }
 

@@ -107,7 +107,7 @@ impl Op for BinaryCrossEntropy {
         let target = Tensor::from_f64(DType::F32, &[4], vec![0.0, 1.0, 1.0, 0.0]);
         vec![
             Sample::new("terms", &[&[3, 5], &[3, 5]], attrs([])).range(0.05, 0.95),
-            // Beside 0 and 1 there are no probabilities to take differences from.
+            // Central differences would need probabilities below 0 and above 1.
             Sample::new("certain", &[], attrs([]))
                 .value(0, sure)
                 .value(1, target)

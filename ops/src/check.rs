@@ -25,7 +25,7 @@ pub struct Case {
     library: Library,
 }
 
-/// A graph whose body awaits the node, and the node.
+/// A graph whose body does not hold the node yet, and the node.
 #[derive(Debug)]
 pub struct OneNode {
     /// The inputs `x0, x1, …` of the graph are the node's present inputs; its outputs are transient.

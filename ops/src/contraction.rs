@@ -117,7 +117,7 @@ impl Equation {
         self.result.iter().map(|l| self.size(*l)).collect()
     }
 
-    /// The equation of the gradient for `position`, with the letters it yields: those of the operand
+    /// The equation of the gradient for `position`, and the letters of its result: those of the operand
     /// that occur in the result or in the other operand and are not stretched.
     fn gradient(&self, position: usize, shape: &[SymExpr]) -> (String, Vec<char>) {
         let own = &self.operands[position];
@@ -159,7 +159,7 @@ pub fn einsum(
     builder.op1("einsum", operands, attrs([("equation", equation)]))
 }
 
-/// Gradient for one operand: an einsum, then the dimensions it lacks put back.
+/// Gradient for one operand: an einsum, then the dimensions that its result lacks are put back.
 fn operand_gradient(
     builder: &mut Builder,
     equation: &Equation,

@@ -122,7 +122,7 @@ impl Op for Elementwise {
     }
 }
 
-/// Broadcasting, and every scalar function: those of one domain are summed with different weights.
+/// Broadcasting, and every scalar function. A sample sums the functions of one domain with different weights.
 fn samples() -> Vec<Sample> {
     use Unary::*;
     let of = |name: &str, inputs: &[&[i64]], expr: Expr| {

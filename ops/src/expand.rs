@@ -1,8 +1,8 @@
 //! Expansion of a whole graph: operators become maps.
 //!
 //! An operator may expand into simpler operators, so expansion is repeated until only maps,
-//! `reshape` nodes (which fusion turns into shared containers) and nodes that somebody else's operator
-//! computes remain.
+//! `reshape` nodes (which fusion turns into shared containers) and nodes that are computed whole
+//! ([`Library::computed_by`]) remain.
 
 use crate::op::{Call, OpError};
 use crate::registry;

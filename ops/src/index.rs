@@ -273,7 +273,7 @@ impl Op for GatherGradient {
         let Some(padding) = back.padding else {
             return Ok(g.only(0, rows));
         };
-        // The index seen with a dimension of size 1 for each that follows it.
+        // The index with a further dimension of size 1 for each dimension of `rows` that follows it.
         let mut wide = builder.shape(index);
         wide.resize(builder.shape(rows).len() - back.axis, SymExpr::constant(1));
         let index = crate::shape_rules::reshape(builder, index, &wide)?;

@@ -1,9 +1,9 @@
 //! Operators that a target with ordered loops computes whole, instead of expanding them to maps.
 //!
 //! Maps have no order: the steps of a recurrence are unrolled, a running sum of n elements takes n² additions, and a
-//! sort n² comparisons. A loop takes n, or n·log n. Attention as maps stores its scores; as a loop over blocks of keys, it
-//! does not. Short axes are expanded all the same, since their maps can be fused
-//! with their neighbours. Never says how the loops look (`kernels`).
+//! sort n² comparisons. A loop takes n, or n·log n. Attention as maps stores its scores; as a loop over blocks of
+//! keys, it does not. Short axes are expanded all the same, since their maps can be fused with their neighbours. Never
+//! says how the loops look (`kernels`).
 
 use crate::op::{Call, OpError};
 use crate::shape_rules::axis;
@@ -42,7 +42,7 @@ fn is_loop(graph: &Graph, library: &Library) -> bool {
     match library.op.as_str() {
         _ if !is_filled(graph, library) => false,
         "recurrence" | "recurrence_gradient" => types.all(is_float),
-        // The compiler writes these where their loop is to be taken.
+        // The compiler makes these operators only where it wants their loop.
         "attention_with_lse" | "attention_gradient" => {
             types.all(|dtype| matches!(dtype, DType::F32 | DType::Bool | DType::I64))
         }

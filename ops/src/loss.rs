@@ -267,7 +267,7 @@ impl Op for ClassLoss {
             .chain((0..3).map(|n| reads[n] && saved[n].is_none()))
             .collect();
         if lacks.contains(&true) {
-            // What nobody asked for in the forward pass is computed here.
+            // Values that the forward pass was not asked for are computed here.
             let again = builder.op_for(
                 self.name(),
                 &call.library.inputs,

@@ -1,8 +1,8 @@
 //! Normalization: batch, layer, group and root-mean-square norm, with their gradients.
 //!
 //! `y = (x − mean)·inv_std·w + b` with `inv_std = 1/√(var + eps)`, the mean and the (biased) variance
-//! taken over the elements that share statistics. Which elements do, and which share a weight, is
-//! all that tells the norms apart ([`Group`]). `rms_norm` has no mean: `inv_std = 1/√(Σx²/n + eps)`.
+//! taken over the elements that share statistics. The norms differ only in which elements share
+//! statistics and which share a weight ([`Group`]). `rms_norm` has no mean: `inv_std = 1/√(Σx²/n + eps)`.
 //!
 //! Gradient, with `x̂ = (x − mean)·inv_std`, `g = dy·w` and n elements sharing statistics:
 //! `dx = inv_std·(g − (Σ g + x̂·Σ g·x̂)/n)`, `dw = Σ dy·x̂`, `db = Σ dy`.

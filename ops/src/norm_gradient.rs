@@ -55,8 +55,8 @@ impl NormGradient {
         Ok((dy, centered.mul(inv_std)))
     }
 
-    /// Appends `sum[…] += dy` and `sum_xhat[…] += dy·x̂`, one map; with `weighted` dy is `dy·w` and
-    /// the sums are those for statistics, else those for weights.
+    /// Appends `sum[…] += dy` and `sum_xhat[…] += dy·x̂` in one map. With `weighted`, the terms are those of
+    /// `dy·w` and the sums are for statistics; without, the sums are for weights.
     fn append_sums(
         &self,
         (call, plan, weighted): (&Call, &NormShapes, bool),

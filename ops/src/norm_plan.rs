@@ -144,7 +144,7 @@ impl NormShapes {
         }
     }
 
-    /// Like [`NormShapes::element_walk`], with statistics indexed by parameters: for sums over them.
+    /// Like [`NormShapes::element_walk`], but statistics are indexed by plain parameters, as sums into them need.
     pub(crate) fn stat_walk(&self) -> Walk {
         let per_group = self.channels_per_group();
         if self.group != Group::Channels || per_group.as_const() == Some(1) {

@@ -53,7 +53,7 @@ impl Pooling {
         })
     }
 
-    /// Outputs and window positions; those of size 1 in the window are left out.
+    /// Parameters for outputs and for window positions; window dimensions of size 1 have none.
     pub(crate) fn space(&self) -> (IndexSpace, Walk) {
         let mut space = IndexSpace::over(&self.y);
         let y = space.indices();
@@ -182,7 +182,7 @@ impl Pooling {
     }
 }
 
-/// `⌊number / by⌋` of a small number; unlike those of integers, loops with it are vectorized.
+/// `⌊number / by⌋` of a small number. Loops with it are vectorized, unlike loops with integer divisions.
 fn quotient(number: Expr, by: i64) -> Expr {
     let middle = number.cast(DType::F64).add(Expr::float(0.5));
     let quotient = middle.mul(Expr::float(1.0 / by as f64));

@@ -130,7 +130,7 @@ pub(crate) fn gather_groups(x: &Tensor, axes: &[usize]) -> Vec<Vec<f64>> {
     gather_scalars(x, axes, Scalar::as_f64)
 }
 
-/// The same, of what `of` makes of each value.
+/// Like [`gather_groups`], but collects what `of` makes of each value.
 pub(crate) fn gather_scalars<T>(
     x: &Tensor,
     axes: &[usize],
@@ -180,7 +180,7 @@ fn reduce_values(kind: Kind, values: &[f64]) -> f64 {
     }
 }
 
-/// The same of integers, without a rounding to 53 bits; `None` for what gives floats or truth values.
+/// Reduces integers without rounding to 53 bits; `None` for kinds whose results are floats or truth values.
 fn reduce_integers(kind: Kind, values: &[i64]) -> Option<i64> {
     let sum = |f: &dyn Fn(i64) -> i64| values.iter().fold(0i64, |s, v| s.wrapping_add(f(*v)));
     Some(match kind {
@@ -388,7 +388,7 @@ fn write(builder: &mut Builder, out: ContainerId, expr: Expr, inputs: &[Containe
     });
 }
 
-/// `i` with 0 along `axes`: where a kept reduction of the element at `i` is.
+/// `i` with 0 along `axes`: the index of the element's group in a reduction that keeps dimensions.
 pub(crate) fn kept_index(i: &[SymExpr], axes: &[usize]) -> Vec<SymExpr> {
     let at = |(d, index): (usize, &SymExpr)| {
         if axes.contains(&d) {

@@ -11,8 +11,8 @@ use graph::{Attr, Builder, ContainerId, DType, Expr, Reduction, SymExpr, Tensor}
 
 /// `softmax` or `log_softmax` (x), attribute `axis` (negative ones count from the end).
 ///
-/// `softmax` with attribute `safe: Bool` (false) gives zeros where every x is −∞, in place of NaN: a
-/// row of scores of which a mask leaves nothing (`torch._safe_softmax`).
+/// `softmax` with attribute `safe: Bool` (false) gives zeros instead of NaN where every x of a row is −∞, as when a
+/// mask hides all scores of a row (`torch._safe_softmax`).
 #[derive(Debug)]
 pub struct Softmax {
     log: bool,

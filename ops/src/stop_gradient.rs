@@ -1,4 +1,4 @@
-//! Where differentiation ends, `stop_gradient`, or goes another way, `straight_through`.
+//! Operators at which differentiation ends (`stop_gradient`) or takes another path (`straight_through`).
 
 use crate::op::{Call, Gradient, GradientCall, Op, OpError, Sample, TensorType, attrs};
 use crate::reference::required;
@@ -44,8 +44,8 @@ impl Op for StopGradient {
 /// `straight_through`: `out = y`; the gradient of `out` is that of `v`, and `y` is a constant to
 /// whoever differentiates. `v` has the type and shape of `y`. Nothing reads it in the forward pass.
 ///
-/// A function with a backward pass of its own is written so: where that pass is linear in the
-/// gradient, `dx = Bᵀ·dy`, it is the gradient of `v = B·x`. Source: the straight-through estimator
+/// This expresses a function with a backward pass of its own. If that pass is linear in the gradient,
+/// `dx = Bᵀ·dy`, it is the gradient of `v = B·x`. Source: the straight-through estimator
 /// of [Bengio et al. 2013](https://arxiv.org/abs/1308.3432), where `v = x`.
 #[derive(Debug)]
 pub struct StraightThrough;

@@ -13,8 +13,8 @@ use graph::{Attr, Builder, DType, Expr, Memlet, Reduction, SymExpr, Tensor};
 #[derive(Debug)]
 pub struct Variance;
 
-/// `1 / max(0, n − correction)`. Where `n` is a symbol the quotient is computed in double precision; the type of `x`,
-/// but at least single precision, is the type of the result.
+/// `1 / max(0, n − correction)`, in the type of `x`, but at least single precision. If `n` is a symbol, the quotient is
+/// computed in double precision.
 fn variance_scale(call: &Call, n: &SymExpr) -> Result<Expr, OpError> {
     let correction = call.float_or("correction", 1.0)?;
     Ok(match n.as_const() {

@@ -76,7 +76,7 @@ fn expansions_mean_what_evaluate_says() {
         for output in one.library.outputs.iter().flatten() {
             graph.add_output(*output);
         }
-        // Directly, as `expand_all` would keep a reshape.
+        // Not by `expand_all`, which would keep a reshape.
         let mut builder = builder(&mut graph);
         let call = Call::of(builder.graph, &one.library);
         case.op.expand(&call, &mut builder)?;
@@ -99,10 +99,10 @@ fn gradient_rules_agree_with_finite_differences() {
 }
 
 /// Compares the gradient of `Σ w·y`, with random weights `w` for every floating-point output, both
-/// as the rule's nodes mean it and after their expansion. Where the operator has no rule for that it
-/// is asked for the gradient of the first output only, as networks ask, and then only with respect
-/// to the first input. Operators without a rule are tested where they are differentiated, in
-/// the `autodiff` room.
+/// as the rule's nodes mean it and after their expansion. If the operator has no rule for that, it
+/// is asked for the gradient of the first output only, as networks ask; if it has none for that either,
+/// with respect to the first input only. Operators without a rule are tested where they are
+/// differentiated, in the `autodiff` room.
 fn check_gradient(case: &Case) -> Checked {
     let mut weights = case.weights()?;
     let mut wanted = vec![true; case.inputs.len()];

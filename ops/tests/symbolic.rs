@@ -24,8 +24,8 @@ const NEED_NUMBERS: &[&str] = &[
     "adaptive_max_pool",
 ];
 
-/// Operators whose first dimension counts steps of a loop: expansions unroll a number of them, and refuse a symbol.
-/// Targets that have loops do not expand them.
+/// Operators whose first dimension counts steps of a loop. Expansions unroll the steps, so they need their number and
+/// refuse a symbol. Targets that have loops do not expand them.
 const UNROLLED: &[&str] = &["recurrence", "recurrence_gradient"];
 
 /// Which sizes become symbols.
@@ -119,7 +119,7 @@ fn expansions_hold_for_symbolic_sizes() {
 #[test]
 fn expansions_hold_for_a_symbolic_batch() {
     let refused = check_all(Sizes::Batch);
-    // Other operators refuse where only one of two equal sizes became a symbol.
+    // Some other operators refuse because only one of two equal sizes became a symbol.
     let unexpected: Vec<_> = refused
         .iter()
         .filter(|op| NEED_NUMBERS.contains(op))
@@ -127,7 +127,7 @@ fn expansions_hold_for_a_symbolic_batch() {
     assert!(unexpected.is_empty(), "{unexpected:?}");
 }
 
-/// A gradient of another type than its operand would be written past the operand's gradient.
+/// A gradient whose type is larger than its operand's would be written past the end of the operand's gradient.
 #[test]
 fn gradients_have_the_type_of_their_operand() {
     let (mut failed, mut checked) = (Vec::new(), 0);
@@ -145,7 +145,7 @@ fn gradients_have_the_type_of_their_operand() {
     assert!(checked > 1000, "only {checked} gradients were checked");
 }
 
-/// How many gradients there are; none if the operator refuses these sizes or has no rule.
+/// How many gradients were checked; 0 if the operator refuses these sizes or has no rule.
 fn check_types(
     case: &Case,
     dtype: DType,

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Launches with the seconds they took.
 pub type Times = Vec<(String, f64)>;
 
-/// Map, number of maps, product, rest, kind and rank of what computes it, origin.
+/// First map, number of maps, product and rest as a table has them, kind and rank of what computes it, origin.
 pub type ProductRow = (
     usize,
     usize,
@@ -134,7 +134,7 @@ impl Built {
         own.map(|l| l.map).collect()
     }
 
-    /// Lets that many threads run the kernels from now on, but never more than they were planned for. The
+    /// Lets `n` threads run the kernels from now on, but never more than they were planned for. The
     /// results do not change.
     pub fn use_threads(&self, n: usize) {
         if let Built::Cpu(_, threads) = self {
@@ -178,7 +178,7 @@ fn run_cpu(
     timed: bool,
 ) -> Result<Times, RunError> {
     let pool = Pool::global();
-    // A program of fewer threads than another's leaves the rest of them asleep.
+    // A program for fewer threads than the pool has leaves the others asleep.
     if pool.threads() < n_threads {
         pool.set_threads(n_threads);
     }
@@ -218,8 +218,8 @@ fn run_cuda(
         saved: blocks.saved.0 as usize as u64,
     };
     // SAFETY: as for the CPU, with tensors on the program's device. PyTorch's allocator gives memory
-    // of a stream back to that stream alone, so it stays theirs until the launches are done. A call's
-    // tensors are views of these same blocks, one for each operand.
+    // of a stream back to that stream alone, so memory stays the tensors' until the launches are done. The
+    // tensors of a call are views of these same blocks, one for each operand.
     let done = unsafe {
         match timed {
             true => (executable.machine).run_timed(pass, stream, &addresses, operators),

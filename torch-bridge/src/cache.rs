@@ -13,7 +13,7 @@ fn open() -> PyResult<Cache> {
         .map_err(|error: CacheError| CompileFailure::new_err(error.to_string()))
 }
 
-/// Folder, number of entries, their bytes, the limit in bytes, and whether the folder ends with the process.
+/// Folder, number of entries, their bytes, the limit in bytes, and whether the folder is removed with the process.
 #[pyfunction]
 pub fn cache_info(py: Python<'_>) -> PyResult<(String, usize, u64, u64, bool)> {
     let cache = open()?;
@@ -23,14 +23,14 @@ pub fn cache_info(py: Python<'_>) -> PyResult<(String, usize, u64, u64, bool)> {
     Ok((folder, n_entries, n_bytes, limit, cache.is_temporary()))
 }
 
-/// Removes all entries; how many, and their bytes.
+/// Removes all entries. Returns how many there were, and their bytes.
 #[pyfunction]
 pub fn cache_clear(py: Python<'_>) -> PyResult<(usize, u64)> {
     let cache = open()?;
     Ok(py.detach(|| cache.clear()))
 }
 
-/// The name of this CPU among those that share the folder: what is measured on one is kept under this.
+/// The name of this CPU among those that share the folder. What is measured on it is kept under this name.
 #[pyfunction]
 pub fn machine_key() -> String {
     compiler::tuning_database::machine_key()

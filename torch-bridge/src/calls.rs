@@ -13,11 +13,11 @@ use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use std::sync::Mutex;
 
-/// Kind (as a table has it), whether it is a gradient, whether causal, scale, operands.
+/// Kind (as a table has it), whether it is a gradient, whether it is causal, scale, operands.
 pub type CallRow = (&'static str, bool, bool, f64, Vec<OperandRow>);
 
-/// Role, block (`slot`: one of the caller's buffers, `scratch`, `saved`, `constant`), its number or bytes
-/// from the block's start, dtype (PyTorch's name), elements from there to the first, sizes, strides.
+/// Role, block (`slot`: one of the caller's buffers; `scratch`, `saved` or `constant`), number of the slot or bytes
+/// from the block's start, dtype (PyTorch's name), elements from there to the first one, sizes, strides.
 pub type OperandRow = (
     &'static str,
     &'static str,
@@ -125,8 +125,8 @@ impl PyOperators {
         }
     }
 
-    /// What a pass gives. A failure of an operator is the cause of the pass's own; what is none of the
-    /// operator's, an interruption say, or what callers tell apart, memory that ran out, is raised itself.
+    /// The result of a pass. An operator's exception becomes the cause of the pass's error. It is raised itself if it
+    /// is no failure of the operator, such as an interruption, or if callers treat it apart: memory that ran out.
     pub fn outcome<T>(self, py: Python<'_>, result: PyResult<T>) -> PyResult<T> {
         let raised = match self.raised.into_inner() {
             Ok(raised) => raised,

@@ -20,7 +20,7 @@ pub(crate) fn cuda_target(device: Option<usize>, nvrtc: &[PathBuf]) -> CudaTarge
 }
 
 /// Number, name, compute capability, memory in bytes, and the architecture that kernels are compiled
-/// for; `None` where there is none.
+/// for, if there is one.
 type DeviceRow = (usize, String, (i32, i32), usize, Option<&'static str>);
 
 /// The driver's version and the devices it offers. Raises `CompileFailure` with a sentence where there

@@ -14,7 +14,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
-/// How long a signal may wait until Python sees it.
+/// Longest time until Python sees a signal.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// Runs work without the interpreter lock; a failure, or a panic, becomes an error of Python's.
@@ -29,7 +29,7 @@ pub(crate) fn detached<T: Send>(
     done.map_err(|failure| failure.into_python(py))
 }
 
-/// Whether nobody waits for some work any more.
+/// Says whether some work is abandoned: nobody waits for it any more.
 #[derive(Clone, Default)]
 pub(crate) struct Abandoned(Arc<AtomicBool>);
 
@@ -61,7 +61,7 @@ pub(crate) fn interruptible<T: Send + 'static>(
         }
     };
     thread::Builder::new().stack_size(STACK_BYTES).spawn(run)?;
-    // The end of a channel is given to the work without the lock, and back.
+    // The receiver moves into the closure that waits without the lock, and back.
     let mut receive = receive;
     loop {
         let (waited, end) = py.detach(move || (receive.recv_timeout(PATIENCE), receive));

@@ -41,8 +41,8 @@ pub struct Request {
     verify: bool,
 }
 
-/// The bytes of the training graph of a model, if it is not written, and warnings: what was settled that nobody asked
-/// for, and why it was not verified, if it was to be and could not; see `compiler::training_graph`.
+/// The bytes of the training graph of a model, unless it is written to a file, and warnings: what was settled that
+/// nobody asked for, and why the graph was not verified, if it should have been; see `compiler::training_graph`.
 /// Runs without the interpreter's lock.
 #[pyfunction]
 pub fn training_graph(

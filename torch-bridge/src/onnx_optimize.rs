@@ -1,4 +1,4 @@
-//! ONNX files made better from Python.
+//! Optimizes ONNX files for Python.
 
 use crate::onnx::OnnxFailure;
 use ::onnx::check::is_in_order;
@@ -39,7 +39,7 @@ pub struct Request {
     /// The only rewrites to use.
     rules: Option<Vec<String>>,
     without: Vec<String>,
-    /// Names for sizes of inputs, which then are dynamic.
+    /// Names for sizes of inputs, which become dynamic.
     free_shape: Vec<(String, Vec<Option<String>>)>,
     rename: Vec<(String, String)>,
     half: Option<String>,
@@ -55,15 +55,15 @@ pub struct Request {
     infer_shapes: bool,
     fold_limit: usize,
     max_growth: Option<f64>,
-    /// Whether ONNX Runtime runs both files besides.
+    /// Whether ONNX Runtime runs both files too.
     ask_runtime: bool,
     /// Whether it times them.
     measure: bool,
-    /// The interpreter that has it.
+    /// The Python interpreter that has ONNX Runtime.
     python: PathBuf,
 }
 
-/// The bytes of the better file, if it is not written, and the summary as JSON. Runs without the
+/// The bytes of the better file, unless it is written, and the summary as JSON. Runs without the
 /// interpreter's lock.
 #[pyfunction]
 pub fn optimize(
@@ -89,7 +89,7 @@ pub fn rewrites() -> Vec<(&'static str, &'static str)> {
 }
 
 impl Request {
-    /// What is asked for besides a better file.
+    /// The edits of the file that are asked for.
     fn changes(&self) -> Result<edit::Request, String> {
         let half = match self.half.as_deref() {
             None => None,

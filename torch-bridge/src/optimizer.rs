@@ -89,8 +89,8 @@ impl CpuStep {
         })
     }
 
-    /// Makes the step: addresses of each parameter, its gradient and its state; how many elements each parameter
-    /// has; the rate, the number of the step, the factor of gradients, whether to leave the step out, and the
+    /// Makes the step. Takes the addresses of each parameter, its gradient and its state; how many elements each
+    /// parameter has; the rate, the number of the step, the factor of gradients, whether to skip the step, and the
     /// constants.
     fn run(
         &self,
@@ -169,8 +169,8 @@ impl PooledStep {
         })
     }
 
-    /// Enqueues the step on a stream: addresses of each parameter, its gradient and its state, then of the
-    /// rate, the number of the step, the factor of gradients, whether to leave the step out, and the constants.
+    /// Enqueues the step on a stream. Takes the addresses of each parameter, its gradient and its state, then of the
+    /// rate, the number of the step, the factor of gradients, whether to skip the step, and the constants.
     fn run(&self, py: Python<'_>, addresses: Vec<u64>, stream: u64) -> PyResult<()> {
         let addresses = Addresses {
             externals: &addresses,

@@ -1,6 +1,6 @@
 //! A compiled program as a Python object.
 //!
-//! Data comes as addresses of contiguous tensors that the Python side keeps alive and of the sizes
+//! Data comes as addresses of contiguous tensors. The Python side keeps these alive, with the sizes
 //! that `inputs`, `outputs` and the `*_bytes` attributes state. The interpreter lock is released
 //! while kernels are compiled and run.
 
@@ -53,7 +53,7 @@ create_exception!(
 /// Name, shape and dtype (PyTorch's name) of a tensor at the boundary.
 type Spec = (String, Vec<i64>, &'static str);
 
-/// What the sizes of one graph compiled, for the sizes after them.
+/// What programs of one graph compiled, for its programs of later sizes.
 #[pyclass(frozen, module = "shorthaul._native")]
 #[derive(Default)]
 pub struct Templates {
@@ -67,7 +67,7 @@ impl Templates {
         Templates::default()
     }
 
-    /// Whether sizes that may come were looked at.
+    /// Whether kernels of sizes that may come were looked at.
     #[getter]
     fn has_foreseen(&self) -> bool {
         locked(&self.texts).has_foreseen()
@@ -127,10 +127,10 @@ pub struct Program {
 #[pymethods]
 impl Program {
     /// Compiles a captured graph. `requires_grad` are positions among its inputs without constants;
-    /// `progress(done, total, name)` is called as sources become ready. `recipe` is the text of one;
-    /// `budget` the bytes that intermediate results may take, below 1 a part of what they take without it.
-    /// `templates` are what earlier sizes of the same graph compiled; what this one compiles is added.
-    /// `machine` are its limits as JSON, where they were measured.
+    /// `progress(done, total, name)` is called as sources become ready. `recipe` is the text of one.
+    /// `budget` is the bytes that intermediate results may take or, below 1, the part of what they take without it.
+    /// `templates` is what earlier sizes of the same graph compiled; what this one compiles is added.
+    /// `machine` has the machine's limits as JSON, if they were measured.
     #[staticmethod]
     #[allow(clippy::too_many_arguments)]
     #[pyo3(signature = (graph_json, constants, requires_grad, threads, progress=None, recipe=None, budget=None, templates=None, machine=None))]
@@ -211,8 +211,8 @@ impl Program {
 
     /// Compiles a captured graph to CUDA kernels for the device of number `device`, or for the
     /// emulator on the host's memory where it is `None`. `nvrtc` are folders to look for NVRTC and cuBLASLt
-    /// in. Products are computed as the file `table` says, or all by the candidate `every`: its kind as in
-    /// such a file, its rank, and bytes of workspace; else by our own kernels.
+    /// in. Products are computed as the file `table` says, or all by the candidate `every` (its kind as in
+    /// such a file, its rank, and bytes of workspace), or by our own kernels if both are `None`.
     #[staticmethod]
     #[allow(clippy::too_many_arguments)]
     #[pyo3(signature = (graph_json, constants, requires_grad, device, nvrtc, progress=None, table=None, every=None, recipe=None, budget=None))]
@@ -265,8 +265,8 @@ impl Program {
         self.built.cuda_products()
     }
 
-    /// The kernel of each launch of a pass, in the order of its times: its position in the report, which
-    /// of a CUDA program is the position of its map.
+    /// The kernel of each launch of a pass, in the order of its times: its position in the report. In a CUDA
+    /// program, this is the position of its map.
     fn launch_kernels(&self, backward: bool) -> Vec<usize> {
         self.built.launch_kernels(backward)
     }
@@ -277,7 +277,7 @@ impl Program {
     }
 
     /// What computes each attention of a CUDA program where a table or a decree could choose: `(product,
-    /// rest, kind, reason, origin)`, product and rest as a table knows them, where it can.
+    /// rest, kind, reason, origin)`. Product and rest are as a table has them, if it can have them.
     fn cuda_attentions(&self) -> Vec<AttentionRow> {
         calls::attentions(&self.built)
     }
@@ -306,7 +306,7 @@ impl Program {
         self.built.memory().backward_arena_bytes
     }
 
-    /// Lets that many threads run the kernels from now on, but never more than they were planned for.
+    /// Lets `n` threads run the kernels from now on, but never more than they were planned for.
     fn use_threads(&self, n: usize) {
         self.built.use_threads(n);
     }

@@ -29,7 +29,7 @@ struct Row {
     stage: &'static str,
     path: &'static str,
     predicted_us: f64,
-    /// Its contraction's decision: node, module, container; none where there is no choice.
+    /// The place of its contraction's decision: node, module, container; none if there is no choice.
     place: Option<[String; 3]>,
     blocking: Option<String>,
     /// Other ways to cut it, the best first by prediction, with microseconds.
@@ -38,7 +38,7 @@ struct Row {
 
 #[pymethods]
 impl Kernels {
-    /// Plans a captured graph as `plan_program` does and lists its kernels; of each contraction, `n_others` other ways
+    /// Plans a captured graph as `plan_program` does and lists its kernels; for each contraction, `n_others` other ways
     /// to cut it.
     #[new]
     #[allow(clippy::too_many_arguments)]
@@ -112,8 +112,8 @@ impl Kernels {
         steering::json(&rows)
     }
 
-    /// The key of a kernel alone, cut as told: the same for kernels of the same text and compiler. `None` where it cannot be cut
-    /// out.
+    /// The key of a kernel alone, with its contraction cut as told. Kernels with the same text and compiler have the
+    /// same key. `None` if the kernel cannot be cut out.
     #[pyo3(signature = (kernel, blocking=None))]
     fn key(
         &self,

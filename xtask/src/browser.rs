@@ -1,4 +1,4 @@
-//! The browser in which the notebook's widget is tested: found, or installed where Debian's packages can be.
+//! The browser in which the notebook's widget is tested: found, or installed where Debian packages can be installed.
 
 use crate::command::{display, run_quiet, run_shown};
 use anyhow::{Result, bail};
@@ -7,7 +7,7 @@ use std::process::Command;
 /// Names under which systems have it; the tests look for the same ones.
 const NAMES: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
 
-/// Makes sure that there is a Chromium, as root with `apt-get` where there is none.
+/// Makes sure that there is a Chromium. If there is none, installs it with `apt-get`, which needs root.
 pub fn require() -> Result<()> {
     for name in NAMES {
         if run_quiet(Command::new(name).arg("--version"))?.is_some_and(|done| done.success) {

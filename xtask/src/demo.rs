@@ -1,7 +1,7 @@
 //! `cargo xtask demo`: from a fresh clone to a trained model: environment, package, run.
 //!
 //! The demo itself is the Python module `shorthaul.demo`, which writes its pictures to `out/`; this
-//! only brings it up and says where they are.
+//! only starts it and says where the pictures are.
 
 use crate::command::run_shown;
 use crate::python::{self, Build};

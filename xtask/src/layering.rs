@@ -2,7 +2,7 @@
 //! ARCHITECTURE.md.
 //!
 //! The table is the only place where the rule is written. Its columns are the room, what it owns,
-//! what its code may depend on and what its tests may use besides; but for the second, a name in
+//! what its code may depend on and what its tests may use in addition. Except in the second column, a name in
 //! backticks is a room and everything else is prose. A room without Rust code has no Cargo.toml; its row
 //! names no other room.
 
@@ -83,7 +83,7 @@ fn compare(
     found
 }
 
-/// Whether a room is there and has no Rust code.
+/// Whether a room exists and has no Rust code.
 fn is_without_rust(room: &Path) -> bool {
     room.is_dir() && !room.join("Cargo.toml").exists()
 }

@@ -1,5 +1,5 @@
-//! `cargo xtask mutations` and `cargo xtask extremes`: as many damaged ONNX files, or files with extreme attributes,
-//! as asked for, through everything that reads one.
+//! `cargo xtask mutations` and `cargo xtask extremes`: runs a number of damaged ONNX files, or files with extreme
+//! attributes, through everything that reads one.
 //!
 //! Owns the numbers (`N` files, or those from `A..B`) and the standard's node cases; the damage and the judgement
 //! are in `tests/tests/hostile_files.rs`.
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// How many if nobody says.
+/// How many files, if the command does not say.
 const USUAL: &str = "20000";
 
 /// What is done to the node cases.

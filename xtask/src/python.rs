@@ -1,8 +1,7 @@
 //! The Python side: the virtual environment with its pinned packages, and the build of our package
 //! into it. Finished work is not done again: the environment remembers what it was made from.
 //!
-//! A failure that the user can fix is explained: which package, which program, how much
-//! room.
+//! A failure that the user can fix is explained: which package, which program, how much room on disk.
 
 use crate::command::{Finished, display, run_quiet, run_shown};
 use crate::test::target_folder;
@@ -19,7 +18,7 @@ const STAMP: &str = "shorthaul-requirements.txt";
 
 /// What the demo and the examples need.
 const DEMO: &str = "requirements-demo.txt";
-/// What tests need besides.
+/// What tests need in addition.
 const ALL: &str = "requirements.txt";
 
 /// A virtual environment that has the pinned packages.
@@ -201,7 +200,7 @@ fn large_packages(pinned: &str) -> Vec<&str> {
 
 fn pip_install(venv: &Venv) -> Command {
     let mut pip = venv.module("pip");
-    // Its cache would hold another 3 GB of archives that nothing else asks for.
+    // pip's cache would hold another 3 GB of archives that nothing else needs.
     pip.args([
         "install",
         "--disable-pip-version-check",
@@ -229,7 +228,7 @@ pub enum Build {
 }
 
 impl Build {
-    /// What tells maturin.
+    /// The options of maturin for this build.
     pub fn options(self) -> &'static [&'static str] {
         match self {
             Build::Release => &["--release"],
@@ -239,7 +238,7 @@ impl Build {
     }
 }
 
-/// Makes the environment and builds the package into it as the tests run it, where that is not done yet.
+/// Makes the environment and builds the package into it as the tests run it, unless that is done already.
 pub fn package(root: &Path) -> Result<()> {
     let venv = prepare(root)?;
     build_package(root, &venv, Build::Tested)
@@ -279,7 +278,7 @@ pub fn require_c_compiler() -> Result<()> {
     }
 }
 
-/// The pinned packages as text: what an environment is remembered by.
+/// The pinned packages as text, by which an environment is recognized.
 fn requirements(root: &Path, files: &[&str]) -> Result<String> {
     let mut text = String::new();
     for name in files.iter().chain(&["constraints.txt"]) {

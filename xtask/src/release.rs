@@ -105,7 +105,8 @@ assert not torch.equal(plain(x), expected)
 print('shorthaul', shorthaul.__version__, 'beside PyTorch', torch.__version__)
 ";
 
-/// Installs the wheel into a new environment, which sees PyTorch's packages but no other copy of ours, and trains a step.
+/// Installs the wheel into a new environment, which sees PyTorch's packages but no other copy of ours, and trains a
+/// step.
 ///
 /// # Errors
 /// A wheel that does not install, or misses a part.
@@ -143,7 +144,7 @@ fn within(parent: &Path, name: &str, tried: impl FnOnce(&Path) -> Result<()>) ->
     let folder = parent.join(format!("shorthaul-{name}-{}", std::process::id()));
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let result = tried(&folder);
-    // What is left of it does no harm.
+    // What cannot be removed does no harm.
     let _ = fs::remove_dir_all(&folder);
     result
 }
@@ -184,8 +185,8 @@ fn packages(python: &mut Command) -> Result<PathBuf> {
     }
 }
 
-/// Builds the program without any library of the system's: for musl if the toolchain has that target, else with the static
-/// parts of glibc.
+/// Builds the program without any library of the system: for musl if the toolchain has that target, else with the
+/// static parts of glibc.
 fn build_program(root: &Path, dist: &Path) -> Result<PathBuf> {
     let arch = std::env::consts::ARCH;
     let musl = format!("{arch}-unknown-linux-musl");
@@ -243,7 +244,7 @@ fn has_target(root: &Path, target: &str) -> Result<bool> {
     Ok(folder.is_some_and(|done| Path::new(done.text.trim()).is_dir()))
 }
 
-/// An unsigned number in a file, of the bytes from a position on, the lowest first.
+/// The unsigned number in `bytes` bytes of a file from position `at` on, lowest byte first.
 fn number(file: &[u8], at: usize, bytes: usize) -> Option<u64> {
     let field = file.get(at..at + bytes)?;
     Some(field.iter().rev().fold(0, |n, b| n << 8 | u64::from(*b)))

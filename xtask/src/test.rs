@@ -1,4 +1,4 @@
-//! `cargo xtask test`: every check of the house and every test, in one run.
+//! `cargo xtask test`: every check of house rules and every test, in one run.
 //!
 //! A step that fails does not stop the later ones, so that all problems show at once. The last line
 //! printed is `N passed, N failed` over all steps; a step without a runner of its own counts as one.
@@ -122,7 +122,7 @@ fn start_package() -> Package {
     std::thread::spawn(|| run_quiet(Command::new(std::env::current_exe()?).arg("package")))
 }
 
-/// Waits for it and shows what it said. What it could not do is tried again by the steps that need it: they report why.
+/// Waits for the package and shows the output. If it failed, the steps that need it try again and report why.
 fn show_package(package: Package) {
     if let Ok(Ok(Some(done))) = package.join() {
         print!("{}", done.text);
@@ -224,7 +224,7 @@ fn run_with_torch(root: &Path, version: &str, steps: &mut Steps) {
 }
 
 fn run_pytest(root: &Path, venv: &Venv, steps: &mut Steps) {
-    // It runs two at a time itself.
+    // This test runs two programs at a time itself.
     const PROGRAMS: &str = "torch-bridge/tests/test_programs.py";
     steps.run("small programs", || {
         let mut pytest = venv.module("pytest");
@@ -257,7 +257,7 @@ fn use_unoptimized_kernels(command: &mut Command, target: &Path) -> Result<()> {
     // Of two options, the last one counts.
     fs::write(&script, format!("#!/bin/sh\nexec {compiler} \"$@\" -O0\n"))?;
     fs::set_permissions(&script, Permissions::from_mode(0o755))?;
-    // It is read as a shell reads words.
+    // The variable is split into words as by a shell, so the path is quoted.
     command.env("SHORTHAUL_CC", format!("'{}'", script.display()));
     command.env("SHORTHAUL_CACHE_DIR", target.join("test-cache-unoptimized"));
     Ok(())
@@ -285,8 +285,8 @@ fn built_programs(root: &Path) -> Result<(PathBuf, PathBuf)> {
     ))
 }
 
-/// What `cargo test` tests here. A part of the workspace alone would be built anew: it asks less of the crates that all
-/// share.
+/// What `cargo test` tests here. A part of the workspace alone would be built anew, since it needs fewer features of
+/// the crates that all share.
 const WHOLE: [&str; 2] = ["test", "--workspace"];
 
 /// The tests of damaged files on the standard's node cases, where these are written.
@@ -331,7 +331,7 @@ fn check_list(rule: &str, breaches: Vec<String>) -> Result<Tally> {
     )
 }
 
-/// A runner that failed without counting a failure (it did not compile, it crashed) fails once.
+/// The counts of a runner. If it failed without counting a failure (it did not compile, or crashed), it fails once.
 fn tally_of_runner(done: &Finished, counted: Tally) -> Tally {
     let unseen = !done.success && counted.failed == 0;
     Tally {

@@ -42,10 +42,10 @@ const MARGIN: f64 = 12.0;
 const LEGEND: f64 = 34.0;
 const LINE: f64 = 15.0;
 const HEAD: f64 = 9.0;
-/// Width of a character: of titles at most, of lines in every font with characters of one width.
+/// Width of a character: the largest in titles; in lines, that of every font whose characters have one width.
 const TITLE_CHARACTER: f64 = 7.4;
 const CHARACTER: f64 = 6.65;
-/// Characters of a line.
+/// Most characters of a line.
 pub const LINE_CHARACTERS: usize = 27;
 
 const TEXT: &str = "#1b1f24";

@@ -477,7 +477,7 @@ mod tests {
         assert!(layout.stretches.iter().any(|s| !s.ends), "some skip a row");
         for s in &layout.stretches {
             assert!(s.from.1 <= s.leave && s.leave < s.arrive && s.arrive <= s.to.1);
-            // A stretch is straight in rows; between them is no box.
+            // A stretch is straight within rows, and no box lies between rows.
             for ((x, y), size) in layout.corners.iter().zip(&sizes) {
                 let inside = |at: f64| *x < at && at < x + size.width;
                 let meets = |from: f64, to: f64| from < y + size.height && *y < to;

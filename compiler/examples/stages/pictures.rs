@@ -20,7 +20,7 @@ pub enum End {
     Line(String),
 }
 
-/// The results of a model by position: what replaces a buffer is a line.
+/// The results of a model by position. What replaces a buffer is drawn as a line.
 pub fn ends_of_model(model: &Graph) -> Vec<End> {
     let name = |id: ContainerId| model.container(id).name.clone();
     let end = |o: &graph::Output| match o.updates {
@@ -30,7 +30,7 @@ pub fn ends_of_model(model: &Graph) -> Vec<End> {
     model.outputs.iter().map(end).collect()
 }
 
-/// The results of a step by position: gradients of parameters are lines.
+/// The results of a step by position. Gradients of parameters are drawn as lines.
 pub fn ends_of_step(model: &Graph, step: &Step) -> Vec<End> {
     let mut ends = ends_of_model(model);
     ends.extend(step.gradient_inputs.iter().map(|i| {

@@ -16,7 +16,7 @@ use ops::check::compare;
 
 /// Fusion reorders sums of a few dozen terms; relative to the largest element.
 const TOLERANCE: f64 = 1e-9;
-/// Results smaller than this are what is left of terms around one that cancel.
+/// Results smaller than this are the rounding errors of terms around one that cancel.
 const CANCELLED: f64 = 1e-6;
 
 /// Knows what survives expansion: `reshape`, and operators that a target computes whole.

@@ -48,7 +48,7 @@ pub(super) fn seeds(graph: &Graph, nodes: &[Node]) -> Vec<ContainerId> {
 /// `tile[…, r, …, c, …] += a[…, r, …, d]·b[…, c, …, d]`.
 pub(super) struct TileProduct<'a> {
     pub tile: ContainerId,
-    /// The dimensions that only `a` and only `b` have: of queries several, where heads share keys.
+    /// The dimensions that only `a` has, and those that only `b` has. Queries have several where heads share keys.
     pub own: [Vec<usize>; 2],
     pub factors: [&'a Memlet; 2],
     pub inner: &'a Param,
@@ -86,7 +86,8 @@ pub(super) fn tile_product<'a>(graph: &Graph, node: &'a Node) -> Option<TileProd
     })
 }
 
-/// The parameter of each dimension of a memlet whose indices are distinct whole parameters (or 0 where there is one).
+/// The parameter of each dimension of a memlet whose indices are distinct whole parameters; `None` for a dimension of
+/// size 1 that is indexed by 0.
 pub(super) fn plain_dims(graph: &Graph, map: &Map, memlet: &Memlet) -> Option<Vec<Option<Symbol>>> {
     let shape = &graph.container(memlet.container).shape;
     let mut found: Vec<Option<Symbol>> = Vec::new();
@@ -109,7 +110,7 @@ pub(super) fn plain_dims(graph: &Graph, map: &Map, memlet: &Memlet) -> Option<Ve
 }
 
 impl Chain {
-    /// All that is linked to the tile `seed` by being at its points; `None` if nothing multiplies a
+    /// All units and tiles that are linked to the tile `seed` through equal points; `None` if nothing multiplies a
     /// tile again and sums over its rows or columns.
     pub(super) fn grow(graph: &Graph, nodes: &[Node], seed: ContainerId) -> Option<Chain> {
         let shape = graph.container(seed).shape.iter();
@@ -145,7 +146,7 @@ impl Chain {
         chain.sinks.keys().any(multiplies).then_some(chain)
     }
 
-    /// The tile's maker and readers, and the tiles that they make or read besides.
+    /// Records the tile's maker and readers, and adds the other tiles that they make or read to `open`.
     fn visit(
         &mut self,
         graph: &Graph,
@@ -168,7 +169,7 @@ impl Chain {
             match self.role(graph, node, id) {
                 Some(Use::Point) => open.extend(node.writes()),
                 Some(Use::Reduction(d) | Use::Product(d)) => {
-                    // Along other dimensions of another tile: it cannot have both in registers.
+                    // The unit sums another tile over other dimensions: it cannot have both in registers.
                     if *self.sinks.entry(at).or_insert_with(|| d.clone()) != d {
                         self.outside.insert(at);
                     }
@@ -182,7 +183,7 @@ impl Chain {
         }
     }
 
-    /// What a unit reads at the tile's points that is made of products there too.
+    /// What a unit reads that has the tile's shape and is made of products too.
     fn other_tiles(&self, graph: &Graph, nodes: &[Node], at: usize) -> Vec<ContainerId> {
         let reads = nodes[at].reads();
         let all = reads.into_iter();
@@ -224,7 +225,7 @@ impl Chain {
         let mut reads = tasklet.inputs.iter().filter(|m| m.container == tile);
         let first = reads.next()?;
         let dims = plain_dims(graph, map, first)?;
-        // The same point everywhere.
+        // All reads must be of the same point.
         if reads.any(|m| m.subset != first.subset || m.fill.is_some()) {
             return None;
         }
@@ -245,7 +246,7 @@ impl Chain {
         }
     }
 
-    /// Whether one parameter is not the tile's and stands in the result and the other factor only.
+    /// Whether exactly one parameter is not the tile's, and it stands in the result and the other factor only.
     fn is_out(&self, map: &Map, tasklet: &Tasklet, dims: &[Option<Symbol>]) -> bool {
         let mut own = map
             .params
@@ -258,7 +259,8 @@ impl Chain {
         factors.count() == 1 && mentions(&tasklet.outputs[0].0, &one.name)
     }
 
-    /// The dimensions that the rows' factors and the columns' factors of all products have alone.
+    /// The dimensions that, in all products, only the factor of the rows has, and those that only the factor of the
+    /// columns has.
     pub(super) fn sides(&self, graph: &Graph, nodes: &[Node]) -> Result<[Vec<usize>; 2], Obstacle> {
         let mut sides: Option<[Vec<usize>; 2]> = None;
         let common = |a: &[usize], b: &[usize]| -> Vec<usize> {

@@ -9,9 +9,9 @@
 //!
 //! Legal when all that reads a tile does so point by point, sums it over rows or columns, or multiplies
 //! it and sums over rows or columns; and when no other kernel must run between what becomes one. A
-//! tile that is read otherwise, or is a result of the graph, is stored by one of the kernels besides. Heads of
-//! queries may share heads of keys: what only one factor has need not be one dimension. Pays when the kernels'
-//! operands, read again for every copy, are fewer bytes than the tiles. Papers: FlashAttention (arXiv
+//! tile that is read otherwise, or is a result of the graph, is also stored by one of the kernels. Heads of
+//! queries may share heads of keys, so one factor may have several dimensions that the other lacks. Pays when the
+//! kernels' operands, read again for every copy, are fewer bytes than the tiles. Papers: FlashAttention (arXiv
 //! 2205.14135, 2307.08691) for the schedule, arXiv 2007.00072 for why. Needs a target that has such kernels.
 
 mod find;
@@ -28,9 +28,9 @@ use write::Written;
 
 // What the kernels of `cuda_kernels::chain` can do; `compiler/tests/cuda_chains.rs` holds the two together.
 
-/// Widest operand along which a product is summed and widest result: rows of both stay in registers.
+/// Largest width of an operand that a product sums along, and of a result: rows of both stay in registers.
 const MOST_WIDTH: i64 = 128;
-/// Widest that all operands along which products of a kernel are summed are together, and all results.
+/// Largest sum of the widths of all operands that a kernel's products sum along, and of the widths of all results.
 const MOST_TOGETHER: i64 = 2 * MOST_WIDTH;
 /// Numbers that are copied together.
 const VECTOR: i64 = 8;
@@ -88,7 +88,7 @@ pub(crate) fn chain(
     nodes
 }
 
-/// The first chain that is possible and pays, those with the largest products before others.
+/// The first chain that is possible and pays, beginning with the largest products.
 fn chain_one(
     graph: &Graph,
     nodes: &[Node],

@@ -13,7 +13,7 @@ pub(super) struct ChainKernel {
     pub stage: Stage,
     /// Positions among the nodes, in order.
     pub members: BTreeSet<usize>,
-    /// Tiles that it stores besides.
+    /// Tiles that it also stores in memory.
     pub stored: BTreeSet<ContainerId>,
     /// The dimensions that are summed over.
     swept: Vec<usize>,
@@ -24,10 +24,11 @@ pub(super) struct ChainKernel {
 struct Survey {
     /// Types of factors.
     dtypes: BTreeSet<DType>,
-    /// Dimensions that all rows' factors have alone.
+    /// Dimensions that, in all products, only the factor of the rows has.
     rows: Option<Vec<usize>>,
-    /// Widths together: of what is summed along, and of results.
+    /// Sum of the widths that products sum along.
     inner: i64,
+    /// Sum of the widths of results.
     out: i64,
 }
 
@@ -62,7 +63,7 @@ impl Chain {
         Ok(parts)
     }
 
-    /// Products into tiles multiply numbers of 16 bits, few and side by side.
+    /// Checks that products into tiles multiply short rows of contiguous 16-bit numbers.
     pub(super) fn check_factors(&self, graph: &Graph, nodes: &[Node]) -> Result<(), Obstacle> {
         let products = self.products.iter();
         let products = products.filter_map(|at| tile_product(graph, &nodes[*at]));
@@ -79,7 +80,7 @@ impl Chain {
         factors.try_for_each(|(m, inner)| check_lines(graph, m, inner))
     }
 
-    /// Members read all tiles at the same points.
+    /// Checks that members read all tiles at the same points.
     fn check_points(&self, graph: &Graph, nodes: &[Node]) -> Result<(), Obstacle> {
         for at in self.members() {
             let Some((_, tasklet)) = unit(&nodes[at]) else {
@@ -105,8 +106,8 @@ impl Chain {
         all.filter(|id| self.tiles.contains(id)).collect()
     }
 
-    /// Finds the kernel that stores a tile: of its stage, one whose columns lie side by side in it, if there
-    /// is one.
+    /// Finds the kernel of the tile's stage that stores it; preferably one that sums over the tile's contiguous
+    /// dimension.
     fn keep(
         &self,
         graph: &Graph,
@@ -176,7 +177,7 @@ impl Chain {
         self.check_sizes(&survey.rows.unwrap_or_default(), &part.swept)
     }
 
-    /// A product out of tiles: its tile is of the other factor's type, since it is rounded to that.
+    /// Adds a product with a tile as a factor. The tile must have the other factor's type, to which it is rounded.
     fn survey_out(&self, graph: &Graph, node: &Node, survey: &mut Survey) -> Result<(), Obstacle> {
         let (map, tasklet) = unit(node).ok_or(Obstacle::Rows)?;
         let is_tile = |m: &&Memlet| self.tiles.contains(&m.container);
@@ -208,7 +209,7 @@ impl Chain {
         }
     }
 
-    /// How many blocks of threads there are, and how many columns each goes over.
+    /// How many blocks of threads there are, and how many columns each runs over.
     pub(super) fn blocks(&self, rows: i64, swept: &[usize]) -> (i64, i64) {
         let all: i64 = swept.iter().map(|d| self.dims[*d]).product();
         let batch = self.dims.iter().product::<i64>() / (rows * all);
@@ -217,7 +218,7 @@ impl Chain {
 }
 
 impl Survey {
-    /// A product into tiles.
+    /// Adds a product whose result is a tile.
     fn product(
         &mut self,
         graph: &Graph,
@@ -252,13 +253,13 @@ fn check_single(graph: &Graph, id: ContainerId) -> Result<(), Obstacle> {
     }
 }
 
-/// Numbers of a line with those that fill the last product.
+/// Numbers of a line, rounded up to whole products of 16.
 fn padded(inner: &Param) -> i64 {
     (constant(&inner.size) + 15) / 16 * 16
 }
 
-/// Whether the numbers along `inner` lie side by side, few and whole vectors. What else moves along the
-/// same dimension (heads in one row, a part of stacked projections) moves by whole vectors.
+/// Checks that the numbers along `inner` are contiguous, few, and whole vectors. What else moves along the same
+/// dimension (heads in one row, a part of stacked projections) must move by whole vectors.
 fn check_lines(graph: &Graph, memlet: &Memlet, inner: &Param) -> Result<(), Obstacle> {
     let c = graph.container(memlet.container);
     let strided = || Obstacle::Strided(c.name.clone());

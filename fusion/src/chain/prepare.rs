@@ -1,15 +1,15 @@
-//! Gives a chain the tiles that others read from memory, and products the sums of their results.
+//! Adds to a chain the tiles that others read from memory, and merges sums of products' results into the products.
 //!
 //! Before: `map (b,h,i,j): g[h,i,j] += p[b,h,i,j]·t[b,h,i,j]` beside products into and out of `t`.
 //! After: `map (b,h,i,j): z[b,h,i,j] = p[b,h,i,j]·t[b,h,i,j]; map (b,h,i,j): g[h,i,j] += z[b,h,i,j]`: only
-//! `z` is stored. What is a result of the graph or read otherwise is a copy of a product: `t = t'`.
+//! `z` is stored. A product's result that the graph returns, or that is read otherwise, becomes a copy: `t = t'`.
 //!
 //! Before: `map (b,g,r,i,j,e): w[b,g,r,j,e] += p[b,g,r,i,j]·x[b,g,r,i,e]; map (b,g,r,j,e): y[b,g,j,e] +=
 //! w[b,g,r,j,e]`. After: `map (b,g,r,i,j,e): y[b,g,j,e] += p[b,g,r,i,j]·x[b,g,r,i,e]`: gradients of heads of
 //! keys that heads of queries share.
 //!
-//! Legal because sums may be taken in any order, what is summed up keeps single precision until then, and a
-//! copy has the type of what it copies. Whether it pays is decided with the kernels that come of it.
+//! Legal because sums may be taken in any order, terms keep single precision until they are summed, and a
+//! copy has the type of what it copies. Whether it pays is decided with the kernels that result.
 
 use super::Obstacle;
 use super::find::{Chain, plain_dims, tile_product};
@@ -20,13 +20,13 @@ use graph::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Nodes of which a chain can be made, and where they came from.
+/// Nodes from which a chain can be made, and where they came from.
 pub(super) struct Prepared {
     pub graph: Graph,
     pub nodes: Vec<Node>,
-    /// The position of the original node, for each node that was it or a part of it.
+    /// For each node, the position of the original node that it is or is a part of.
     pub from: Vec<usize>,
-    /// Positions that were, of nodes that are no longer what they were.
+    /// Original positions of nodes that have changed.
     pub changed: BTreeSet<usize>,
 }
 
@@ -79,7 +79,8 @@ impl Prepared {
         at.is_some_and(|read| outputs.all(|(w, _)| w.conflict.is_none() && w.subset == read.subset))
     }
 
-    /// Values of tiles that are summed over other dimensions: as a tile, which is summed.
+    /// Splits a unit that computes values from tiles and sums them over other dimensions: the values become a tile, and
+    /// a unit of its own sums them.
     fn split(&mut self, at: usize, chain: &Chain) {
         let Some((map, tasklet)) = unit(&self.nodes[at_of(&self.from, at)]) else {
             return;
@@ -110,7 +111,7 @@ impl Prepared {
         }
         let mut container = self.graph.container(first.container).clone();
         container.lifetime = Lifetime::Transient;
-        // The sum is rounded to its type, its terms are not.
+        // The sum is rounded to its type; its terms are not rounded.
         container.dtype = match self.graph.container(write.container).dtype {
             DType::F16 | DType::BF16 => DType::F32,
             other => other,
@@ -140,7 +141,7 @@ impl Prepared {
         self.changed.insert(at);
     }
 
-    /// A product's result by another name, of which the one that others read is a copy.
+    /// Lets a product write a new container, and makes the old one, which others read, a copy of it.
     fn copy(&mut self, id: ContainerId) {
         let Some(at) = self.nodes.iter().position(|n| n.writes().contains(&id)) else {
             return;
@@ -178,7 +179,7 @@ impl Prepared {
         self.changed.insert(self.from[at]);
     }
 
-    /// The sum of a product's results as one product, if kernels can sum over that too.
+    /// Lets a product take the sum of its results, if kernels can sum over those dimensions too.
     fn fold(&mut self, at: usize, swept: &[usize], sides: &[Vec<usize>; 2], chain: &Chain) {
         let Some(now) = self.now(at).filter(|now| is_contraction(&self.nodes[*now])) else {
             return;
@@ -220,7 +221,7 @@ impl Prepared {
     }
 }
 
-/// Where the node that was at a position and has no parts yet is now.
+/// The present position of the node that was at `at` and has no parts yet.
 fn at_of(from: &[usize], at: usize) -> usize {
     from.iter().position(|f| *f == at).unwrap_or(at)
 }
@@ -240,7 +241,7 @@ fn unit_of(node: &Node, map: &Map, tasklet: Tasklet) -> Node {
     }
 }
 
-/// Where a product writes if it takes the sum over dimensions of its result, which `reader` does.
+/// Where a product writes if it takes over the sum of its result over some dimensions, which `reader` does now.
 fn summed(graph: &Graph, product: &Node, reader: &Node) -> Option<Memlet> {
     let (map, tasklet) = unit(reader)?;
     let ([read], [(write, Expr::In(0))]) = (&tasklet.inputs[..], &tasklet.outputs[..]) else {
@@ -269,7 +270,7 @@ fn summed(graph: &Graph, product: &Node, reader: &Node) -> Option<Memlet> {
     })
 }
 
-/// The tile's dimensions that a product to `write` sums over.
+/// The tile's dimensions that a product sums over if it writes to `write`.
 fn swept_by(graph: &Graph, product: &Node, write: &Memlet, chain: &Chain) -> Option<Vec<usize>> {
     let (map, tasklet) = unit(product)?;
     let mut inputs = tasklet.inputs.iter();

@@ -28,7 +28,7 @@ fn map(params: &str, tasklet: &str) -> String {
     format!("map [{params}] {{ {tasklet} }}\n")
 }
 
-/// The four maps of attention and more.
+/// The four maps of attention, then `more`.
 fn attention(more: &str) -> String {
     let wide = format!("{POINTS}, d < WIDTH");
     let out = format!("{POINTS}, e < WIDTH");
@@ -113,8 +113,8 @@ fn attention_is_one_kernel_that_keeps_its_tiles() {
     let [decision] = decisions.as_slice() else {
         panic!("{decisions:?}");
     };
-    // t and p stored and read, t once more by the sum over rows in the same kernel: three kernels'
-    // 64 x 96 tiles, four accesses; m once.
+    // Four accesses of tiles of 64 x 96 are saved: t and p stored and read (the sum over rows reads t in the same
+    // kernel). So is one access of m.
     let tiles = 4 * 4 * 64 * 96 * 2;
     assert_eq!(decision.bytes, tiles + 4 * 64 * 2);
     assert!(decision.is_applied());
@@ -158,7 +158,7 @@ fn a_result_of_the_graph_is_stored() {
     }
 }
 
-/// A unit besides attention over 32 x 32 numbers, which are stored for it.
+/// A unit beside attention over 32 x 32 numbers; these are stored for the unit.
 fn beside(container: &str, unit: &str) -> (Graph, Vec<Decision>) {
     let containers = format!("{}\n{container}", containers("bf16", 32, 32, 8));
     let unit = format!("map [b < 4, i < 32, j < 32] {{ tasklet {unit} }}");
@@ -191,7 +191,7 @@ fn tiles_that_are_used_at_other_points_are_stored() {
     assert_eq!(storage(&g, "p"), Storage::Local);
 }
 
-/// A sum along rows of one tile and columns of another one has but one of them in registers.
+/// A sum over rows of one tile and over columns of another one can have only one of them in registers.
 #[test]
 fn sums_along_different_dimensions_read_memory() {
     let (g, _) = beside(
@@ -249,7 +249,7 @@ fn products_use_tiles_at_the_same_points() {
     assert!(told.contains("at different points"), "{told}");
 }
 
-/// A stage that sums up nothing has no kernel that could store.
+/// A stage without sums has no kernel that could store a tile.
 #[test]
 fn a_kernel_of_the_same_stage_stores() {
     let told = |stage: &str| {
@@ -268,7 +268,7 @@ fn a_kernel_of_the_same_stage_stores() {
     );
 }
 
-/// Heads of queries on two of keys, forward and the values' gradient.
+/// Heads of queries that share two heads of keys: forward, and the values' gradient.
 fn shared_heads(length: i64, shared: i64) -> (Graph, Vec<Decision>) {
     let containers = "%q: bf16[1, 2, R, L, 8] input
          %k: bf16[1, 2, L, 8] input
@@ -315,8 +315,8 @@ fn heads_share_keys() {
     assert!(nodes.iter().all(|n| !n.writes().contains(&w)));
 }
 
-/// A block for each head of keys would go over the columns of four heads of queries: these have blocks of
-/// their own, and their sum is a unit of its own.
+/// A block for each head of keys would run over the columns of four heads of queries. So each head of queries has
+/// blocks of its own, and the sum of their results is a unit of its own.
 #[test]
 fn heads_that_share_keys_leave_enough_blocks() {
     let nodes = |shared| {
@@ -372,7 +372,7 @@ fn kernels_keep_few_results_together() {
     );
 }
 
-/// What a reshape gives shares the memory of what it is given, and with it the type.
+/// The result of a reshape shares the memory of its operand, and with it the type.
 #[test]
 fn numbers_that_reshapes_share_keep_their_type() {
     let with = |more: [&str; 2], outputs: &str| {
@@ -489,7 +489,7 @@ fn nothing_runs_between() {
         let more = "%n: bf16[4, 64]";
         let maps = attention("map [b < 4, i < 64] { tasklet %n[b, i] = $0 * 2.0 from %m[b, i] }");
         let containers = format!("{}\n{more}", containers("bf16", 64, 96, 32));
-        // In an order in which producers come first.
+        // Reorders the maps so that producers come first.
         let mut lines: Vec<&str> = maps.lines().collect();
         let last = lines.pop().expect("a line");
         lines.insert(2, last);

@@ -24,7 +24,7 @@ pub(super) struct Written {
     pub saved: i64,
 }
 
-/// The parts as kernels in place of their members, if that saves bytes and nothing must run between.
+/// Replaces the members of the parts by one kernel for each part, if that saves bytes and nothing must run between.
 pub(super) fn write(
     graph: &Graph,
     nodes: &[Node],
@@ -84,7 +84,8 @@ fn moved(graph: &Graph, kernel: &[Node]) -> i64 {
     ids.into_iter().map(|id| bytes(graph, id)).sum()
 }
 
-/// Bytes of each kernel that the members would be: a product alone, the rest of a stage together.
+/// Bytes that the members' kernels would move without chaining. A product is a kernel alone, the rest of a stage is one
+/// kernel.
 fn replaced(graph: &Graph, nodes: &[Node], members: &BTreeSet<usize>) -> Vec<i64> {
     let mut kernels: Vec<Vec<Node>> = Vec::new();
     let mut others: BTreeMap<Stage, Vec<Node>> = BTreeMap::new();
@@ -98,7 +99,7 @@ fn replaced(graph: &Graph, nodes: &[Node], members: &BTreeSet<usize>) -> Vec<i64
     kernels.iter().map(|k| moved(graph, k)).collect()
 }
 
-/// One kernel and its tiles; those that another one has taken are made anew, those that it stores are not.
+/// One kernel and its tiles. A tile that another kernel has taken gets a new container, unless this kernel stores it.
 fn kernel(
     graph: &mut Graph,
     nodes: &[Node],
@@ -178,8 +179,8 @@ fn joined_origin(nodes: &[Node], part: &ChainKernel) -> Origin {
     }
 }
 
-/// Numbers that kernels reduce tiles to are in single precision, as they are in registers, and local
-/// where no other kernel reads them.
+/// Gives results of reductions of tiles single precision, which they have in registers, and makes them local if no
+/// other kernel reads them.
 fn settle_scalars(graph: &mut Graph, nodes: &[Node], chain: &Chain, kernels: &[Node]) {
     let outputs: BTreeSet<ContainerId> = graph.outputs.iter().map(|o| o.container).collect();
     let members = chain.members();
@@ -191,7 +192,7 @@ fn settle_scalars(graph: &mut Graph, nodes: &[Node], chain: &Chain, kernels: &[N
     for kernel in kernels {
         for id in kernel.writes() {
             let reduces = is_reduced(kernel, id);
-            // What a reshape gives shares the memory, and with it the type.
+            // The result of a reshape shares its operand's memory, and with it the type.
             let is_aliased = || {
                 let mut reshapes = others
                     .iter()
@@ -217,7 +218,7 @@ fn settle_scalars(graph: &mut Graph, nodes: &[Node], chain: &Chain, kernels: &[N
     }
 }
 
-/// Whether members without products reduce to the container.
+/// Whether a member that is no product reduces into the container.
 fn is_reduced(kernel: &Node, id: ContainerId) -> bool {
     let NodeKind::Map(map) = &kernel.kind else {
         return false;
@@ -230,7 +231,7 @@ fn is_reduced(kernel: &Node, id: ContainerId) -> bool {
     })
 }
 
-/// Producers before consumers, stage by stage; `None` where two need each other.
+/// Orders nodes so that producers come before consumers, stage by stage; `None` if two need each other.
 fn ordered(nodes: Vec<Node>) -> Option<Vec<Node>> {
     let writer: BTreeMap<ContainerId, usize> = nodes
         .iter()

@@ -93,8 +93,8 @@ pub fn group(
     emit_kernels(graph, &groups)
 }
 
-/// Merges the pairs that save most, each group once, those first that the recipe asks for; whether there was
-/// one. Of a round without, the refusals are recorded.
+/// Merges pairs of groups: first those that the recipe asks for, then those that save most; each group once. Returns
+/// whether there was one. If there was none, records the refusals.
 fn merge_round(
     graph: &Graph,
     groups: &mut [Option<Group>],
@@ -206,7 +206,7 @@ impl Group {
         }
     }
 
-    /// The same with what another one reads and writes.
+    /// This group with what another one reads and writes added.
     fn united(&self, other: &Group) -> Group {
         Group {
             reads: self.reads.union(&other.reads).copied().collect(),
@@ -396,9 +396,9 @@ fn merge(
     Ok(group)
 }
 
-/// The outer parameters of both that become one: those that index what is passed from `x` to `y`
-/// alike. Where nothing is passed any of them may, and those are taken that index the largest
-/// container both read; they must be all that one of the two has.
+/// The pairs of outer parameters that become one: those that index everything passed from `x` to `y` at the same
+/// dimensions. If nothing is passed, those that index the largest container that both read; they must be all outer
+/// parameters of one of the two.
 fn common_params(graph: &Graph, x: &Group, y: &Group) -> Result<Vec<(usize, usize)>, Obstacle> {
     let mut passed = x.writes.intersection(&y.reads).map(|id| aligned(x, y, *id));
     let pairs = match passed.next() {
@@ -415,7 +415,7 @@ fn common_params(graph: &Graph, x: &Group, y: &Group) -> Result<Vec<(usize, usiz
             pairs
         }
     };
-    // On a diagonal one parameter stands at two dimensions: the other side has no such point.
+    // On a diagonal, one parameter stands at two dimensions; the other side has two parameters there.
     let distinct = |side: &dyn Fn(&(usize, usize)) -> usize| {
         pairs.iter().map(side).collect::<BTreeSet<_>>().len() == pairs.len()
     };

@@ -18,8 +18,8 @@ pub(super) fn is_apart(forbidden: &[(ContainerId, ContainerId)], x: &Group, y: &
     })
 }
 
-/// Decisions about pairs that the recipe names and that never met as the first of their groups: they share a
-/// kernel after all, or do not.
+/// Decisions about pairs that the recipe names and that were not decided while grouping, because the two never were the
+/// first members of their groups. There is one for each pair that shares a kernel, or does not, as the recipe says.
 pub(super) fn settled(
     graph: &Graph,
     groups: &[Option<Group>],

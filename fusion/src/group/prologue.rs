@@ -8,9 +8,9 @@
 //! values that exist when the last of them runs. Saves writing `y`, and reading what it is computed from once;
 //! `y` is not kept for the backward pass.
 //!
-//! If others read `y` too, such as the addition around a residual block, one contraction may compute it and store it:
-//! one of the same pass that reads each element at one point, before which no other reader must run. That saves reading `y`
-//! once.
+//! If others read `y` too, such as the addition around a residual block, one contraction may compute it and store it.
+//! It must be of the same pass and read each element at one point, and no other reader may have to run before it. That
+//! saves reading `y` once.
 //!
 //! This runs after grouping: what could join the kernel that makes its operands has done so, and needs no reading
 //! that a prologue would save.
@@ -81,7 +81,7 @@ pub(super) fn absorb(
     decisions: &mut Vec<Decision>,
 ) {
     let outputs: BTreeSet<ContainerId> = graph.outputs.iter().map(|o| o.container).collect();
-    // Those of the groups as they are, if somebody has asked since the last change.
+    // The links of the present groups, if they were needed since the last change.
     let mut links = None;
     for at in 0..groups.len() {
         let Some(group) = &groups[at] else { continue };
@@ -197,7 +197,7 @@ fn reads_in_place(graph: &Graph, node: &Node, id: ContainerId) -> bool {
         })
 }
 
-/// Lets a contraction compute `id` and store it; the contraction's origin.
+/// Lets a contraction compute `id` and store it. Returns the contraction's origin.
 fn keep_in(
     groups: &mut [Option<Group>],
     (at, id): (usize, ContainerId),
@@ -263,7 +263,8 @@ fn check(
     if kept < 0 {
         demand.weigh(Obstacle::Kept(-kept))?;
     }
-    // A gradient of a normalization is computed from two values for two products: one product had better store it.
+    // A gradient of a normalization is computed from two values and read by two products. It is better stored by one
+    // of them than computed in both.
     if readers.len() > 1 && 2 * saved < 3 * bytes(graph, id) {
         demand.weigh(Obstacle::Repeated(saved))?;
     }
@@ -321,7 +322,7 @@ fn operations(node: &Node) -> u32 {
     unit(node).map_or(0, |(_, t)| t.outputs.iter().map(of).sum())
 }
 
-/// An operand that does not lie along the result's innermost dimension as the result does.
+/// The name of an operand that is not contiguous along the result's innermost dimension, if there is one.
 fn strided(graph: &Graph, node: &Node, id: ContainerId) -> Option<String> {
     let definition = definition(graph, node, id)?;
     let d = innermost(graph.container(id))?;
@@ -352,7 +353,7 @@ fn innermost(c: &Container) -> Option<usize> {
         .find(|d| constant(&c.shape[*d]) > 1)
 }
 
-/// Bytes that are not moved, and bytes that are not kept for the backward pass; negative where it is more.
+/// Bytes that are no longer moved, and bytes that are no longer kept for the backward pass. Negative if there are more.
 fn gain(
     graph: &Graph,
     groups: &[Option<Group>],
@@ -393,7 +394,7 @@ fn total<'a>(graph: &Graph, ids: impl Iterator<Item = &'a ContainerId>) -> i64 {
     ids.map(|id| bytes(graph, *id)).sum()
 }
 
-/// Gives each reader a copy of the kernel that makes `id`, and an operand of its own; those operands.
+/// Gives each reader a copy of the kernel that makes `id`, and an operand of its own. Returns these operands.
 fn move_into(
     graph: &mut Graph,
     groups: &mut [Option<Group>],

@@ -76,7 +76,7 @@ fn a_diagonal_is_no_common_loop() {
     let row = "map [k < 64] { tasklet %y[k] = $0 from %t[k, 0] }";
     let accepted = merged(square, &format!("{twice}\n{row}"), "%y, %t");
     assert_eq!(accepted, Ok(vec![64]));
-    // The other way round: both read one container, the first of them its diagonal.
+    // The other way round: both maps read one container, the first one its diagonal.
     let shared = format!(
         "map [k < 64] {{ tasklet %y[k] = $0 from %x[k, k] }}\n{}",
         twice

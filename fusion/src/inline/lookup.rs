@@ -1,4 +1,4 @@
-//! Lookups that no loop does with whole vectors, and when their results are better stored.
+//! Lookups that loops cannot do with whole vectors, and when their results are better stored.
 //!
 //! Before: `t[h, i, j] = table[ids[i, j], h]`; each of several loops over `j`, for each of many batches, reads `t`.
 //! Inlined, each of them would fetch every element by itself, about ten times as slow as it reads an element of an
@@ -9,7 +9,7 @@ use super::Obstacle;
 use crate::unit::{elements, mentions, points, unit};
 use graph::{ContainerId, Graph, Index, Node, Tasklet};
 
-/// What keeps readers that took a definition from keeping it, given how each would look.
+/// Why a definition with lookups is not inlined, if it is not; `readers` are the readers as they would be with it.
 pub(super) fn obstacle(graph: &Graph, id: ContainerId, readers: &[&Node]) -> Option<Obstacle> {
     let fetched = |node: &&Node| {
         let (map, _) = unit(node).filter(|(_, tasklet)| is_scattered(tasklet))?;

@@ -5,7 +5,7 @@ use crate::decision::{Decision, Demand};
 use graph::{Node, Place, Recipe, Rewrite};
 use models::text_graph as graph;
 
-/// The second map with the definition of `%t`, the first, in place of its reads: its tasklet.
+/// The tasklet of the second map after its reads of `%t` are replaced by the definition of `%t`, the first map.
 fn inlined(containers: &str, maps: &str) -> Result<String, Obstacle> {
     let mut g = graph(containers, maps, "%y");
     let nodes = std::mem::take(&mut g.last_state().nodes);
@@ -31,7 +31,7 @@ fn a_definition_takes_the_place_of_every_read() {
          map [j < 4] { tasklet %y[j] = $0 + 1.0 from %t[j] }",
     );
     assert_eq!(one.unwrap(), "tasklet %y[j] = exp($0) + 1.0 from %x[j]");
-    // Neighbouring reads: none is skipped.
+    // All of several neighbouring reads are replaced.
     let many = inlined(
         "%x: f32[2, 2, 2] input
          %t: f32[2, 2, 2]
@@ -102,7 +102,7 @@ fn products_read_what_was_rolled_reversed_or_looked_up_from_memory() {
 
 #[test]
 fn a_product_takes_one_array_beyond_its_bounds() {
-    // The gradient of a convolution's weights behind a slice: what the slice dropped has no gradient.
+    // In the gradient of a convolution's weights behind a slice, what the slice dropped has no gradient.
     let containers = "%x: f32[2, 3, 8] input
          %dy: f32[2, 4, 8] input
          %t: f32[2, 4, 9]
@@ -213,7 +213,7 @@ fn maps_read_a_bounded_number_of_elements() {
     assert_eq!(sums(8), Err(Obstacle::Inputs(16)));
 }
 
-/// A map that reads `%t`, of that shape and definition, one position to the left, or 0.
+/// Inlines `%t`, of shape `t`, into a map that reads it one position to the left, or 0 outside it.
 fn shifted(x: &str, t: &str, definition: &str, reader: &str) -> Result<String, Obstacle> {
     inlined(
         &format!("%x: f32[{x}] input\n%t: f32[{t}]\n%y: f32[4, 4]"),
@@ -227,7 +227,7 @@ fn a_guard_moves_to_what_is_moved_only_if_both_end_alike() {
     let read = "%t[a, b - 1 | 0.0]";
     let accepted = shifted("4, 4", "4, 4", turned, read).unwrap();
     assert_eq!(accepted, "tasklet %y[a, b] = $0 from %x[b - 1, a | 0.0]");
-    // A slice: what is outside it is inside its source.
+    // What is outside a slice may be inside its source.
     let slice = "map [i < 4, j < 4] { tasklet %t[i, j] = $0 from %x[i, j] }";
     assert_eq!(shifted("4, 6", "4, 4", slice, read), Err(Obstacle::Guard));
     let late = "map [i < 4, j < 4] { tasklet %t[i, j] = $0 from %x[i, j + 2] }";
@@ -236,7 +236,7 @@ fn a_guard_moves_to_what_is_moved_only_if_both_end_alike() {
     assert_eq!(shifted("4, 4", "4, 4", flipped, read), Err(Obstacle::Guard));
     let second = "map [i < 4, j < 4] { tasklet %t[i, j] = $0 from %x[i, 2*j] }";
     assert_eq!(shifted("4, 8", "4, 4", second, read), Err(Obstacle::Guard));
-    // A broadcast: its source ends nowhere.
+    // The source of a broadcast has no end along the new dimension.
     let spread = "map [i < 4, j < 4] { tasklet %t[i, j] = $0 from %x[i] }";
     assert_eq!(shifted("4", "4, 4", spread, read), Err(Obstacle::Guard));
 }
@@ -359,7 +359,7 @@ fn what_the_step_returns_is_read() {
          map [i < 4] { tasklet %y[i] = $0 + 1.0 from %t[i] }";
     let (left, decisions) = decided(VECTORS, maps, "%y");
     assert_eq!((left, decisions.len()), (1, 1));
-    // x, t written and read; now x alone.
+    // Before, x was read, and t was written and read; now x alone is read.
     assert_eq!(
         (decisions[0].is_applied(), decisions[0].bytes),
         (true, 2 * 16 + 1)

@@ -5,7 +5,7 @@ use crate::decision::{Applied, Decision, Outcome, Refusal};
 use graph::{Graph, Layout, Node, NodeKind, Place, Recipe, Rewrite};
 use models::{results, text_graph as graph};
 
-/// Joins the parts of `graph`, which means the same afterwards: what was decided.
+/// Joins the parts of `graph`, checks that it means the same, and returns it with what was decided.
 fn decided(mut graph: Graph, recipe: &Recipe) -> (Graph, Vec<Decision>) {
     let before = results(&graph);
     let nodes: Vec<Node> = std::mem::take(&mut graph.last_state().nodes);
@@ -17,7 +17,7 @@ fn decided(mut graph: Graph, recipe: &Recipe) -> (Graph, Vec<Decision>) {
     (graph, decisions)
 }
 
-/// Two parts that are computed, stacked as `%s`, of which `%y` is a function.
+/// Two computed parts, stacked as `%s`, and `%y`, a function of `%s`.
 fn stack(shape: &str, copies: [&str; 2], outputs: &str) -> Graph {
     let containers = format!(
         "%x: f32[4, 16] input

@@ -4,8 +4,8 @@ use super::Copies;
 use graph::{ContainerId, Graph, Memlet, Node, NodeKind, Stage};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Copies the units at these positions: the backward pass reads what the copies write. The copied container of
-/// each new one.
+/// Copies the units at these positions; the backward pass then reads what the copies write. Returns the original of
+/// each new container.
 pub(super) fn copy_units(graph: &mut Graph, units: &BTreeSet<usize>) -> Copies {
     let nodes = std::mem::take(&mut graph.last_state().nodes);
     let makers: BTreeMap<ContainerId, usize> = units
@@ -54,7 +54,7 @@ impl Copier<'_> {
 
     /// Appends the copy of the unit that makes a container, after the copies that it reads.
     fn copy(&mut self, id: ContainerId) {
-        // Containers to copy; the second time, what their units read is there.
+        // Containers to copy, each pushed twice: when it comes up again, the copies that its unit reads exist.
         let mut open = vec![(id, false)];
         while let Some((id, is_ready)) = open.pop() {
             let Some(at) = self.makers.get(&id).copied() else {

@@ -12,14 +12,14 @@ use super::{Choice, Problem, Value};
 const MAX_PART: f64 = 0.03;
 /// Smaller values are kept: they fit into a cache, and a kernel of its own takes some microseconds to start.
 pub(super) const MIN_BYTES: i64 = 1 << 20;
-/// Bytes that may be moved for each byte freed: from several element-wise kernels for one value to one kernel that
-/// reads as many bytes as it writes.
+/// Bytes that may be moved for each byte freed, tried in order: the first allows several element-wise kernels for one
+/// value, the last one kernel that reads as many bytes as it writes.
 const MOVED_PER_FREED: [f64; 5] = [12.0, 8.0, 5.0, 3.5, 2.5];
 /// Most units that are tried one by one.
 const MAX_TRIES: usize = 1000;
 
 impl Problem {
-    /// What the recipe asks for, and what frees memory for little time besides.
+    /// What the recipe asks for, and what else frees memory for little time.
     pub fn by_default(&self) -> Choice {
         let pinned = self.pinned();
         if !self.values.iter().any(|v| v.crosses) {
@@ -39,7 +39,8 @@ impl Problem {
             }
             too_slow = choice;
         }
-        // Of what is too slow as a whole, units that free bytes by themselves, as long as there is time.
+        // From the choice that is too slow as a whole, adds units that free bytes by themselves, as long as there is
+        // time.
         let mut cost = self.cost(&best);
         for unit in too_slow.copied.into_iter().take(MAX_TRIES) {
             let mut more = best.clone();
@@ -49,7 +50,7 @@ impl Problem {
                 (best, cost) = (more, new);
             }
         }
-        // A copy that is in memory when most memory is needed frees nothing.
+        // A copy that is in memory when the step needs most memory frees nothing.
         let peak = self.peak_bytes(&best);
         self.without_idle(best, &pinned, peak)
     }

@@ -3,9 +3,9 @@
 //! With a price on kept bytes the best choice is a minimum cut: a value that is needed and whose unit does not run
 //! again is kept, and a unit that runs again needs what it reads. The price is raised until the limit holds,
 //! along the corners of the curve of bytes against time, which also gives a bound that no choice beats. Between
-//! corners a search decides value by value, those with the largest bytes first, best bound first. A problem of few
-//! values is solved exactly so; the search in a larger one ends early, with the gap that is left. The same problem
-//! always gets the same answer.
+//! corners a search decides value by value, beginning with the largest, and continues where the bound is best. So a
+//! problem of few values is solved exactly; the search in a larger one ends early, with the gap that is left. The same
+//! problem always gets the same answer.
 
 use super::{Choice, Cost, Problem};
 use petgraph::algo::dinics;
@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 const MAX_CUTS: usize = 300;
 /// Values of a problem that is solved exactly, where [`MAX_CUTS`] suffice.
 const FEW_VALUES: usize = 60;
-/// Price at which bytes count before all else, in microseconds: what moving ten thousand takes.
+/// Price of a byte in microseconds at which bytes count before all else: the time of moving ten thousand bytes.
 const HIGHEST_PRICE: f64 = 1.0;
 /// Parts of a microsecond that capacities count.
 const SCALE: f64 = 1000.0;
@@ -34,7 +34,7 @@ pub struct Solution {
     pub choice: Choice,
     /// What it costs.
     pub cost: Cost,
-    /// Microseconds that every choice under the limit adds at least.
+    /// Least microseconds that any choice under the limit adds.
     pub bound_us: f64,
 }
 
@@ -116,8 +116,8 @@ impl Problem {
         }
     }
 
-    /// The best choice where a kept byte has a price in microseconds, what it costs, and its time and price
-    /// together.
+    /// The best choice if a kept byte has a price in microseconds; its cost; and the sum of its time and the price of
+    /// what it keeps.
     pub(super) fn cut(&self, price: f64, pinned: &[Option<bool>]) -> (Choice, Cost, f64) {
         let mut network: DiGraph<(), u64> = DiGraph::new();
         let (source, sink) = (network.add_node(()), network.add_node(()));
@@ -230,7 +230,7 @@ impl Search<'_> {
         self.problem.cut(price, pinned)
     }
 
-    /// The choice with units left out whose values fit after all, those that take longest first.
+    /// The choice without units whose values can be kept after all. Tries those first that take longest.
     fn filled(&self, mut choice: Choice, pinned: &[Option<bool>]) -> (Choice, Cost) {
         let mut cost = self.problem.cost(&choice);
         let mut units: Vec<usize> = choice.copied.iter().copied().collect();

@@ -70,7 +70,7 @@ fn a_recipe_says_what_is_computed_again() {
     let (after, decisions) = pinned(&recipe);
     assert_eq!(kept(&after), ["t"]);
     let done: Vec<_> = decisions.iter().filter(|d| d.is_applied()).collect();
-    // `t` and `x` read again, `u` written; a product and a sum at each of 64 points.
+    // `t` and `x` are read again and `u` is written; there are a product and a sum at each of 64 points.
     assert_eq!((done[0].bytes, done[0].memory_bytes), (-3 * 256, 256));
     assert_eq!((done.len(), done[0].operations), (1, 128));
     recipe.tell(place(&g, 0, "t"), true);
@@ -177,9 +177,9 @@ fn without_a_budget_large_values_that_take_little_time_are_computed_again() {
     };
     let (kept, said) = kept_by_default(1024, &recipe, &speed);
     assert_eq!(kept, ["h"], "{said:?}");
-    // The result of a product takes as long as the product.
+    // Computing the result of a product again would take as long as the product.
     assert!(said.iter().any(|d| d.contains("Unasked")), "{said:?}");
-    // Half a MiB.
+    // Here `g` has half a MiB, which is too little.
     assert_eq!(kept_by_default(256, &recipe, &speed).0, ["h", "g"]);
     // `exp` would take more than a tenth of the step.
     let slow_memory = Speed {
@@ -322,8 +322,8 @@ fn a_limit_of_memory_is_kept_nearly_as_cheaply_as_trying_every_choice_does() {
     assert!(kept * 100 >= possible * 97 && best * 100 >= possible * 85);
 }
 
-/// Most bytes of transient containers in memory at one time: those that the backward pass reads of the forward
-/// pass all the time, the others from their first to their last node.
+/// Most bytes of transient containers in memory at one time. Those of the forward pass that the backward pass reads are
+/// there all the time, the others from their first to their last node.
 fn peak_of(graph: &Graph) -> i64 {
     let nodes = &graph.single_state().expect("one state").nodes;
     let results: Vec<ContainerId> = graph.outputs.iter().map(|o| o.container).collect();

@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Most profiles that one search computes.
 const MAX_PROFILES: usize = 20_000;
 
-/// Bytes that the minimum cuts free from which a search starts, in quarters of what is above the limit.
+/// Searches start from minimum cuts that free this many quarters of the bytes above the limit.
 const FREED_QUARTERS: std::ops::RangeInclusive<i64> = 4..=6;
 
 /// A node of the backward pass.
@@ -151,8 +151,8 @@ impl Problem {
         sums.max().unwrap_or(0)
     }
 
-    /// The choice that adds least time among those found whose memory stays within `limit` at every moment. Where
-    /// none does, the one that is above it least, summed over the forward pass and the nodes of the backward pass.
+    /// Of the choices found whose memory stays within `limit` at every moment, the one that adds least time. If there
+    /// is none, the one that is above the limit least, summed over the forward pass and the nodes of the backward pass.
     pub fn within(&self, limit: i64) -> Planned {
         let pinned = self.pinned();
         let over = self.peak_bytes(&pinned) - limit;
@@ -209,7 +209,8 @@ impl Problem {
 struct Copier<'a> {
     problem: &'a Problem,
     copied: &'a BTreeSet<usize>,
-    /// Kernels in order: the node of the backward pass at or before which each runs, and that pass's own bytes.
+    /// Kernels in order. For each, the node of the backward pass that it is or, for a copy, that it runs before; and
+    /// the bytes of that pass's own values.
     events: Vec<(usize, i64)>,
     /// First and last event of each copied value.
     lives: Vec<Option<(usize, usize)>>,
@@ -218,7 +219,7 @@ struct Copier<'a> {
 impl Copier<'_> {
     /// Runs the copies of a value's unit and of those whose values it reads, before the node at `at`.
     fn copy(&mut self, v: usize, at: usize) {
-        // Values to copy; the second time, what they read is there.
+        // Values to copy, each pushed twice: when it comes up again, the copies that its unit reads exist.
         let mut open = vec![(v, false)];
         while let Some((v, is_ready)) = open.pop() {
             let problem = self.problem;
@@ -241,7 +242,7 @@ impl Copier<'_> {
         }
     }
 
-    /// The newest event reads a value.
+    /// Notes that the newest event reads a value.
     fn touch(&mut self, v: usize) {
         let event = self.events.len() - 1;
         if let Some(life) = &mut self.lives[v] {
@@ -257,7 +258,7 @@ struct Search<'a> {
     profiles: usize,
 }
 
-/// Something that a choice may compute again besides.
+/// Units that a choice may run again in addition.
 struct Move {
     units: Vec<usize>,
     /// Bytes above the limit that it took away for each microsecond, when it was last tried.
@@ -299,7 +300,7 @@ impl Search<'_> {
         self.problem.trimmed(choice)
     }
 
-    /// Each unit that may run again besides: alone, and with those whose values it would have to keep newly.
+    /// Each unit that may run again in addition: alone, and with the units whose values would have to be kept for it.
     fn moves(&self, choice: &Choice) -> Vec<Move> {
         let problem = self.problem;
         let needed = problem.needed(choice);
@@ -357,7 +358,7 @@ impl Search<'_> {
         }
     }
 
-    /// Leaves out units, those that take longest first, as long as that puts nothing above the limit.
+    /// Leaves out units, beginning with those that take longest, as long as that puts nothing above the limit.
     fn without_idle(&mut self, mut choice: Choice) -> Choice {
         let mut now = self.above(&choice);
         let mut units: Vec<usize> = choice

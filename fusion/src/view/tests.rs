@@ -13,7 +13,7 @@ fn refinement_is_the_coarsest_common_shape() {
     );
     assert_eq!(common_refinement(&[2, 3, 1], &[6]), Some(vec![2, 3]));
     assert_eq!(common_refinement(&[4, 6], &[6, 4]), None);
-    // Sizes whose product is no number.
+    // Sizes whose product overflows.
     assert_eq!(common_refinement(&[1 << 40, 1 << 40], &[1 << 20]), None);
     assert_eq!(common_refinement(&[0, 4], &[4, 0]), None);
 }
@@ -30,8 +30,7 @@ fn digits_need_ranges_that_fit() {
     assert_eq!(digits(&(e + 1), &[4, 16], &ranges), None);
 }
 
-/// A graph with those containers, nodes and results, dimensions merged and split: the reshapes left
-/// and the graph's text.
+/// Merges and splits dimensions of a graph. Returns the number of reshapes left and the graph's text.
 fn merged(containers: &str, nodes: &str, outputs: &str) -> (usize, String) {
     let mut g = graph(containers, nodes, outputs);
     let mut nodes: Vec<Node> = std::mem::take(&mut g.last_state().nodes);
@@ -45,8 +44,8 @@ fn merged(containers: &str, nodes: &str, outputs: &str) -> (usize, String) {
     (reshapes, g.to_string())
 }
 
-/// Reshapes left of `%v = reshape(%t)`, where `%t: [8, 6]` is made from `%x` and `%v`, of that shape,
-/// is read.
+/// Reshapes left of `%v = reshape(%t)`, where `producer` makes `%t: [8, 6]` from `%x`, and `reader` reads `%v`, of
+/// shape `shape`.
 fn left(shape: &str, producer: &str, reader: &str) -> usize {
     let containers = format!(
         "%x: f32[8, 6] input
@@ -79,7 +78,7 @@ fn a_reshape_goes_where_both_sides_have_a_common_refinement() {
 
 #[test]
 fn a_parameter_is_split_only_if_it_covers_the_dimension() {
-    // Half of the dimension that would be split.
+    // The map covers half of the dimension that would be split.
     let half = "map [a < 8, b < 6] { tasklet %y[a, b] = $0 from %v[a] }";
     assert_eq!(left("48", PLAIN, half), 1);
     let whole = "map [a < 8, b < 6] { tasklet %y[a, b] = $0 from %v[a, b] }";
@@ -123,7 +122,7 @@ fn what_the_caller_owns_is_no_view_of_another() {
          %t: f32[6]
          %v: f32[2, 3]
          %w: f32[2, 3]";
-    // The second reshape, which nobody reads, goes in each case but where it is a result.
+    // The second reshape, which nobody reads, disappears unless it is a result.
     assert_eq!(of(containers, "%v"), 0);
     assert_eq!(of(containers, "%v, %t"), 1);
     assert_eq!(of(containers, "%v, %w"), 1);

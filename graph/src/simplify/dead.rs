@@ -55,7 +55,7 @@ fn nodes(list: &mut Vec<Node>, live: &mut Live, results: Results, report: &mut S
     *list = kept;
 }
 
-/// Whether the node does something needed; what in it is not needed goes.
+/// Whether the node does something needed. Drops what is not needed in it.
 fn keep(node: &mut Node, live: &mut Live, results: Results, report: &mut SimplifyReport) -> bool {
     match &mut node.kind {
         NodeKind::Library(l) => {
@@ -81,7 +81,7 @@ fn keep(node: &mut Node, live: &mut Live, results: Results, report: &mut Simplif
             !t.outputs.is_empty()
         }
         NodeKind::Map(m) => {
-            // The map's own copy: what it reads and writes inside is live only there.
+            // A copy for the inside of the map: what is read and written there is live only there.
             let mut inside = live.clone();
             let fired = report.fired.len();
             nodes(&mut m.body, &mut inside, results, report);

@@ -166,7 +166,7 @@ type Seen = BTreeMap<String, Vec<Option<ContainerId>>>;
 
 /// Before: `%a = exp(%x)`, `%b = exp(%x)`. After: `%a` stands for `%b`.
 ///
-/// Not across stages: what the backward pass computes again, it was told to compute again.
+/// Not across stages: the backward pass was told to compute again what it computes again.
 fn merge(
     graph: &Graph,
     meaning: &dyn LibraryMeaning,

@@ -84,8 +84,8 @@ fn tasklet(t: &mut Tasklet, containers: &[Container]) -> bool {
 }
 
 impl Tasklet {
-    /// Makes equal inputs one and drops those that neither an expression nor an index uses.
-    /// Says whether anything changed.
+    /// Merges equal inputs and drops those that neither an expression nor an index uses.
+    /// Returns whether anything changed.
     pub fn normalize_inputs(&mut self) -> bool {
         let before = self.inputs.len();
         while self.merge_two_inputs() || self.drop_one_input() {}

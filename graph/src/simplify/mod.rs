@@ -1,7 +1,8 @@
 //! Simplification: the same results from fewer nodes and simpler ones.
 //!
-//! To a fixed point: operators of constants are computed, copies and repeated operators give way to
-//! what they equal, expressions and maps of one point are simplified, and what nobody needs goes.
+//! Repeats until nothing changes: operators of constants are computed, copies and repeated operators
+//! are replaced by what they equal, expressions and maps of one point are simplified, and what nobody
+//! needs is dropped.
 //! Results are unchanged up to the sign of a zero (see [`crate::Expr::simplify`]). Operators are known
 //! only through [`LibraryMeaning`]. Containers keep their ids; [`Graph::compact`] drops the unused.
 
@@ -64,7 +65,7 @@ impl fmt::Display for SimplifyReport {
     }
 }
 
-/// What happens to a result that nobody reads, of an operator that stays for another one.
+/// What happens to a result that nobody reads, if its operator stays for another result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Results {
     Drop,
@@ -138,7 +139,7 @@ impl Containers {
     }
 }
 
-/// Which container stands for which; the replacement of a replacement is resolved.
+/// Which container stands for which. A replacement that is replaced itself is followed to the end.
 #[derive(Default)]
 struct Replacements(BTreeMap<ContainerId, ContainerId>);
 

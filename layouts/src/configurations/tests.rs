@@ -5,7 +5,7 @@ use crate::assign;
 use crate::quadratic::USUAL_BRANCHES;
 use graph::{ContainerId, Graph, Index, Node, Recipe};
 
-/// A contraction takes 100 ns, and `operand_ns` more for each array whose fastest dimension is none of `fast`.
+/// A contraction takes 100 ns, and `operand_ns` more for each array whose fastest dimension is not one of `fast`.
 struct Made {
     fast: &'static [&'static str],
     operand_ns: f64,
@@ -93,7 +93,7 @@ fn what_no_order_makes_faster_stays_as_it_is() {
 
 #[test]
 fn an_order_spreads_to_what_is_indexed_alike() {
-    // Every array is better with `m` last; the conversion of a loop costs more than a slow array.
+    // Every array is better with `m` last; a conversion in a loop costs more than a slow array.
     let mut times = Made {
         fast: &["m"],
         operand_ns: 10.0,
@@ -108,7 +108,8 @@ fn an_order_spreads_to_what_is_indexed_alike() {
     assert_eq!(choice.row_major_ns, choice.rule_ns);
 }
 
-/// The product before, the function and the product after prefer different orders: a conversion, or a slow product.
+/// The two products prefer different orders of what the function between them reads and writes. So there is a
+/// conversion or a slow product.
 #[test]
 fn a_conversion_is_made_where_it_costs_less_than_a_slow_product() {
     struct Torn(f64);

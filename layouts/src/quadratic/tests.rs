@@ -65,7 +65,7 @@ fn brute_force(problem: &Quadratic) -> f64 {
     }
 }
 
-/// A chain of variables, with the costs as matrices; the first choice costs what the first matrix says from 0.
+/// A chain of variables without costs of their own; each matrix has the costs of the edge between two neighbours.
 struct Chain {
     n_choices: usize,
     steps: Vec<Vec<f64>>,
@@ -184,7 +184,7 @@ fn a_search_that_ends_early_is_never_worse_than_the_first_choices() {
         }
         for b in 0..9 {
             for a in 0..b {
-                // First choices are dear together; of all other pairs, half are forbidden.
+                // The pair of first choices is expensive; half of all other pairs are forbidden.
                 let open: Vec<bool> = (0..16).map(|_| numbers.below(2) == 0).collect();
                 problem.add_edge(a, b, |i, j| match (i + j, open[4 * i + j]) {
                     (0, _) => 1.0,
@@ -228,7 +228,7 @@ fn forbidden_pairs_are_not_chosen() {
         for b in 0..6 {
             for a in 0..b {
                 let shift = numbers.below(4);
-                // Two of four choices of `b` for each choice of `a`.
+                // Each choice of `a` allows two of four choices of `b`.
                 let open = |i: usize, j: usize| (i + j + shift) % 4 < 2;
                 problem.add_edge(a, b, |i, j| if open(i, j) { 0.0 } else { f64::INFINITY });
             }

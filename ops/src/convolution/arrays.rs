@@ -274,7 +274,7 @@ impl Convolution {
         self.contract(builder, |space| {
             let dy = Memlet::new(dy, space.y.iter().cloned());
             let w = Memlet::new(w, space.w.iter().cloned());
-            // Elements between strides are written by nobody: the sum's identity fills them.
+            // No product is written to elements between strides: they keep the identity of the sum.
             ([dy, w], self.x_memlet(dx, space), true)
         });
         Ok(())

@@ -41,7 +41,7 @@ impl ClassLossGradient {
         Ok(plan)
     }
 
-    /// Appends `A − (1 − s)·w_t = s/C·Σ w`, where weights make it differ from s.
+    /// Appends `s/C·Σ w = A − (1 − s)·w_t`. Without weights this is s, and need not be computed.
     fn append_even_sum(
         &self,
         plan: &LossShapes,
@@ -147,7 +147,7 @@ impl Op for ClassLossGradient {
             Combine::No => row.as_slice(),
             _ => &[],
         };
-        // Times 0, not replaced by it: NaN stays where a row that does not count has no probabilities.
+        // A row that does not count is multiplied by 0, not set to 0: where it has no probabilities, NaN stays.
         let scale = Expr::select(counts, reads.at(scale, index), zero());
         let mut value = Expr::select(is_class, hard.clone().neg(), zero());
         if self.of_logits {

@@ -67,7 +67,7 @@ impl LossShapes {
         Normalizer { max, log_sum }
     }
 
-    /// Appends `out[row] −= w_c·t_c·l_c`, with `t` absent (1) for smoothing.
+    /// Appends `out[row] −= w_c·t_c·l_c`. For smoothing `t` is absent, and counts as 1.
     pub(super) fn append_soft(
         &self,
         builder: &mut Builder,

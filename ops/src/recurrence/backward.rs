@@ -189,7 +189,7 @@ impl Op for RecurrenceGradient {
             shapes.extend(vec![&rows[..]; n_states]);
             let title = format!("{name}, gradients of all states");
             let mut sample = Sample::new(&title, &shapes, gradient.attrs())
-                // What a sigmoid gives: gates beyond 1 would amplify what passes through them.
+                // Values of a sigmoid: gates above 1 would amplify gradients from step to step.
                 .range(0.05, 0.95)
                 .not_differentiable();
             if n_kept == 0 {

@@ -2,9 +2,9 @@
 //!
 //! With a cell ([`graph::Cell`]) of `G` gates and states `s_0, s_1, …` of width `H`, step `t` computes
 //! `q_t = s_0[t−1]·Wᵀ + b` and the cell's values of `x_t`, `q_t` and the states before. Backwards in time,
-//! [`graph::CellGradient`] gives the gradients of `x_t` and `q_t`; the state before gets `dq_t·W` besides. Gradients of
-//! `W`, `b` and of what `x` is made of are ordinary products and sums over all steps, so they do not wait for one
-//! another. Expansion unrolls the steps; a target may keep the node whole (`compute_by`).
+//! [`graph::CellGradient`] gives the gradients of `x_t` and `q_t`; `dq_t·W` is added to the gradient of the state
+//! before. Gradients of `W`, `b` and of what `x` is made of are ordinary products and sums over all steps, so they do
+//! not wait for one another. Expansion unrolls the steps; a target may keep the node whole (`compute_by`).
 //!
 //! With `reverse`, time runs from the last step to the first.
 //!
@@ -31,7 +31,8 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// The sizes of an operand `[T, B, …]` and weights; `expected` tells the shape of every input.
+    /// The sizes of the operand `[T, B, …]` and the weights at positions `all` and `w`. Checks every input against the
+    /// shape that `expected` gives.
     fn new(
         call: &Call,
         (all, w): (usize, usize),
@@ -94,7 +95,7 @@ impl Order {
         Ok(Order { n_steps, reverse })
     }
 
-    /// Where the steps are in the arrays, from the first in time on.
+    /// Positions of the steps in the arrays, in order of time.
     fn places(self) -> Vec<i64> {
         let forward = 0..self.n_steps;
         match self.reverse {
@@ -103,13 +104,13 @@ impl Order {
         }
     }
 
-    /// Where the step before is; `None` of the first in time.
+    /// Position of the step before the one at `t`; `None` for the first in time.
     fn before(self, t: i64) -> Option<i64> {
         let before = if self.reverse { t + 1 } else { t - 1 };
         (0..self.n_steps).contains(&before).then_some(before)
     }
 
-    /// Values in order of time into their places.
+    /// Puts values that are in order of time into the order of the arrays.
     fn in_place<T>(self, mut values: Vec<T>) -> Vec<T> {
         if self.reverse {
             values.reverse();

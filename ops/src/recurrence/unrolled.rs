@@ -11,7 +11,7 @@ pub(super) struct Unrolled<'a, 'g> {
 }
 
 impl Unrolled<'_, '_> {
-    /// An expression over a table of values, of which it reads some.
+    /// Appends an expression whose inputs are positions in a table of values.
     pub(super) fn element(
         &mut self,
         e: &Expr,
@@ -80,7 +80,7 @@ impl Unrolled<'_, '_> {
         self.builder.op1("concat", parts, list)
     }
 
-    /// Values `[B, n]` of all steps into `[T, B, n]`.
+    /// Stacks the values `[B, n]` of all steps to `[T, B, n]`.
     pub(super) fn stack(
         &mut self,
         steps: &[ContainerId],

@@ -37,7 +37,7 @@ def _extend(module) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds accelerate's list as everybody does, and has it extended when it has run."""
+    """Finds accelerate's module as other finders do, and extends its list once it has run."""
 
     def find_spec(self, name, path, target=None):
         if name != _MODULE:
@@ -49,7 +49,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """Another loader, and what follows it."""
+    """Loads a module by another loader, then extends the list."""
 
     def __init__(self, inner):
         self.inner = inner

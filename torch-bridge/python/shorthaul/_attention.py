@@ -18,7 +18,7 @@ import torch
 
 _aten = torch.ops.aten
 
-#: Rows of which PyTorch's memory-efficient operator keeps a multiple of sums.
+#: PyTorch's memory-efficient operator keeps sums for a multiple of this many rows.
 _EFFICIENT_ROWS = 32
 
 
@@ -84,7 +84,7 @@ class Call:
 
 
 def calls_of(rows: list[tuple]) -> list[Call]:
-    """What the native half tells of the calls of a pass."""
+    """The calls of a pass, from the rows that the native half gives."""
 
     def operand(row):
         role, block, place, dtype, offset, sizes, strides = row
@@ -101,7 +101,7 @@ def calls_of(rows: list[tuple]) -> list[Call]:
 def operators(
     calls: list[Call], slots: Callable[[], list], scratch: torch.Tensor, saved: torch.Tensor
 ) -> Callable[[int], None] | None:
-    """What the native half calls for each call of a pass; ``slots`` are the tensors of the call."""
+    """The function by which the native half makes the n-th call; ``slots`` gives its tensors."""
     if not calls:
         return None
     tensors = slots()
@@ -165,7 +165,7 @@ def _efficient_backward(dy, q, k, v, mask, y, lse, is_causal, scale):
     rows = lse.shape[-1]
     kept = -(-rows // _EFFICIENT_ROWS) * _EFFICIENT_ROWS
     if kept != rows:
-        # As the forward operator leaves the sums of rows that there are not.
+        # The forward operator leaves infinity as the sums of rows that do not exist.
         lse = torch.nn.functional.pad(lse, (0, kept - rows), value=float("inf"))
     state = torch.empty((), dtype=torch.int64, device=q.device)
     grads = _aten._scaled_dot_product_efficient_attention_backward(

@@ -131,7 +131,7 @@ _apply = super(torch.autograd.Function, _Passes).apply
 
 
 def _fill(program: Program, plan: GradientPlan, grads, kept, result: list) -> list[torch.Tensor]:
-    """Puts the gradients of the inputs into ``result``; gives those that kernels computed."""
+    """Puts the gradients of the inputs into ``result``; returns those that kernels computed."""
     for i in plan.zeros:
         result[i + 1] = _empty(program, program.inputs[i]).zero_()
     if not plan.has_given:
@@ -181,7 +181,7 @@ def forward(program: Program, inputs: Sequence[torch.Tensor]):
     The last two are ``None`` where there is nothing to put into them.
     """
     addresses = _addresses(program, inputs)
-    # On a device the answer would have to be waited for; there, what lies outside reads NaN.
+    # On a device, the check would have to wait for an answer; there, what lies outside reads NaN.
     if program.bounds and not program.is_on_device:
         for position, bound in program.bounds:
             bound.check(inputs[position])

@@ -20,14 +20,14 @@ from ._capture import Captured
 from ._place import Place
 from ._program import Program, compile_program, import_symbolic
 
-#: More programs than this at once wait for each other.
+#: Most programs that are compiled at once; further ones wait.
 _MOST = 32
 
 #: Held while C compilers run for a program: they use all processors by themselves.
 _turn = threading.Lock()
 
 
-#: What a thread adds to its niceness that compiles while training steps run.
+#: What a thread that compiles while training steps run adds to its niceness.
 _PATIENCE = 5
 
 
@@ -73,7 +73,7 @@ def start_compiling(
     if captured.symbolic is not None:
         import_symbolic(captured)
         if templates is not None and not templates.has_foreseen:
-            # PyTorch's expressions are for the caller's thread.
+            # PyTorch's expressions may be used on the caller's thread only.
             expected = captured.expected()
             captured = dataclasses.replace(captured, expected=lambda: expected)
     is_written = threading.Event()

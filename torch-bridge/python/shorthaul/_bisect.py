@@ -21,8 +21,8 @@ from ._recipe import Decision, Recipe, replaced
 from ._report import compiled_of, programs_of, unchanged
 from .module import module, original_of
 
-#: How much farther from float64 than eager's results ours may be, and by which part of the largest
-#: value besides.
+#: How many times as far from float64 as eager's results ours may be, and which part of the largest
+#: value they may differ in addition.
 _TIMES, _PART = 4.0, 1e-5
 
 
@@ -143,7 +143,7 @@ class _Judge:
                 scale = 1.0
             error, eager = (_apart(one[name], exact) / scale for one in (own, self.eager))
             allowed = _TIMES * eager + self.tolerance
-            # A number that is no number is farther than all.
+            # NaN is farther than every number.
             excess = float("inf") if error != error else error / allowed
             if excess > most:
                 most, worst = excess, (excess > 1, name, error, eager)
@@ -191,7 +191,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def _apart(found: torch.Tensor, exact: torch.Tensor) -> float:
-    """The largest difference; equal infinities and two that are no numbers do not differ."""
+    """The largest difference; equal infinities do not differ, nor do two NaN."""
     same = (found == exact) | (found.isnan() & exact.isnan())
     return torch.where(same, 0.0, (found - exact).abs()).max().item() if found.numel() else 0.0
 

@@ -2,7 +2,7 @@
 
 Owns the check that embeddings, look-ups and class labels stay within their tables. It costs one
 pass over those inputs, which are small beside what they look up. Indices and divisors that the
-graph computes are given by it besides, and checked before anything is written or returned.
+graph computes are results of it too, and checked before anything is written or returned.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ._errors import CaptureError, DivisionByZero, OutOfRange
 from ._functionalize import FunctionalNode, Ref
 from ._sizes import expression
 
-#: Operators after which the elements are the same ones.
+#: Operators whose results have the same elements as their operands.
 _SAME = frozenset(
     f"aten.{name}"
     for name in (
@@ -191,7 +191,7 @@ def _demands(node: FunctionalNode) -> Iterator[tuple]:
 
 
 def _source_of(ref: Ref, made_by: dict[fx.Node, FunctionalNode]) -> fx.Node | None:
-    """The placeholder whose elements ``ref`` has, if it has one's."""
+    """The placeholder whose elements ``ref`` has, if there is one."""
     while ref.node.op != "placeholder":
         maker = made_by.get(ref.node)
         if maker is None or maker.target not in _SAME:

@@ -28,7 +28,7 @@ class _Recorder(list):
     runs = True
 
 
-#: Who asks now: see :func:`recorded`.
+#: The recorders that collect now; see :func:`recorded`.
 _recorders: list[_Recorder] = []
 
 
@@ -98,7 +98,7 @@ class Call:
             for i, spec in enumerate(self.specs)
             if i in program.backward_reads and spec.user_idx in self.written
         ]
-        #: Inputs that no result has a history from: what they come from may be freed by then.
+        #: Inputs in no result's history: autograd may have freed what they come from by then.
         self.unreached: list[int] = []
         if differentiable:
             reached = set().union(*program.reaches)
@@ -162,7 +162,7 @@ class Call:
         return outputs if self.is_direct else self._returned(inputs, outputs)
 
     def _zeros(self, inputs) -> list[torch.Tensor]:
-        """What the outputs look like."""
+        """Zeros that look like the outputs."""
         needs = torch.is_grad_enabled() and any(
             isinstance(value, torch.Tensor) and value.requires_grad for value in inputs
         )
@@ -177,7 +177,7 @@ class Call:
         return results
 
     def _write_state(self, inputs, state: torch.Tensor) -> None:
-        """Checks what the graph computed for that, then writes inputs as eager would have."""
+        """Checks the values that are computed for checks, then writes inputs as eager does."""
         views = self.program.state_views(state)
         others = [output for output in self.captured.outputs if output.kind != "user"]
         targets, values = [], []

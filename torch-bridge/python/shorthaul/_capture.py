@@ -70,7 +70,7 @@ _CHECKS = frozenset(
 )
 
 
-#: Operators whose operands eager refuses to promote; export does not look.
+#: Operators whose operands eager refuses to promote; export does not check.
 _UNIFORM = frozenset(
     {
         "linear",
@@ -87,7 +87,7 @@ _UNIFORM = frozenset(
 )
 
 
-#: Losses whose targets may be class labels, of types that export does not look at.
+#: Losses whose targets may be class labels; export does not check their types.
 _CLASS_LOSSES = frozenset({"cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss_forward"})
 
 
@@ -352,7 +352,7 @@ class _Writer:
         }
 
     def _nodes(self, functional: FunctionalNode) -> list[dict]:
-        """The operator, and where it ran without gradients what stops them behind it."""
+        """The operator and, if it ran without gradients, nodes after it that stop them."""
         if functional.target in _CHECKS or not functional.is_tensor_op:
             return []
         if len(functional.outputs) == 1 and _is_empty(functional.outputs[0]):

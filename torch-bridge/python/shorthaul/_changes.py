@@ -18,15 +18,15 @@ from torch._guards import CompileContext
 from ._guard_names import as_written, of_wrapper, place_of
 from ._settings_changed import which_settings
 
-#: How much of a reason that is not known is passed on.
+#: Most characters that are passed on of a reason whose form is not known.
 _MOST_CHARACTERS = 120
 
 
 class Changes:
     """What changed since the programs of a module were made; one sentence for each compilation.
 
-    Dynamo says of each program why it does not serve a call, of the last one first. A program that
-    fits the modes of the call is the one to compare with.
+    Dynamo says of each program why it does not serve a call, beginning with the last one. A program
+    that fits the modes of the call is the one to compare with.
     """
 
     def __init__(self, say: Callable[[str], None]):
@@ -102,7 +102,7 @@ def _unknown(said: str) -> str:
     """For a guard of a form that is not known: what it is about, or what PyTorch says."""
     about = re.match(r"(?:not )?_*\w+\((?P<name>[A-Za-z_][\w.\[\]'\"]*)", said)
     if not said or "__" in said or re.search(r"\d{9,}", said):
-        # What only PyTorch's tracer understands.
+        # Only PyTorch's tracer understands such a text.
         if about is None or about["name"].startswith("__"):
             return "something that its compiled form depends on changed"
         return f"{as_written(about['name'])} changed"

@@ -1,7 +1,7 @@
 """Calls of ``torch.utils.checkpoint`` inside a model, around a body that is compiled.
 
-Owns what such a call saves, and which bodies PyTorch runs: those that write in place, such as a
-batch norm its statistics. Eager computes a body again up to the last value that it needs, so how
+Owns what such a call saves, and which bodies PyTorch runs: those that write in place, as a batch
+norm writes its statistics. Eager computes a body again up to the last value that it needs, so how
 often it writes depends on the order of its operators.
 """
 
@@ -34,8 +34,8 @@ def is_checkpoint(node: fx.Node) -> bool:
 def written_by(body: fx.GraphModule, looks: Sequence[Any], fakes: FakeTensorMode) -> set[int]:
     """The operands that a graph writes in place; ``looks`` are its operands, without memory.
 
-    None is known if it cannot run without memory. What is written is then saved as well, and
-    autograd raises an error.
+    If the graph cannot run without memory, none is known. What is written is then saved as well,
+    and autograd raises an error.
     """
     versions = [getattr(look, "_version", None) for look in looks]
     try:

@@ -1,9 +1,9 @@
 """Complex numbers as pairs of real ones, which kernels can hold.
 
 Owns the rewrite of Dynamo's graphs: a tensor z of sizes [...] becomes its pair, a real tensor of
-sizes [..., 2] with the strides of ``view_as_real(z)``. Rotary embeddings rotate so in Meta's LLaMA,
-Llama 4 and DeepSeek. A complex tensor that something else reads stays as it is, and what computes
-it is PyTorch's.
+sizes [..., 2] with the strides of ``view_as_real(z)``. The rotary embeddings of Meta's LLaMA,
+Llama 4 and DeepSeek use complex numbers. A complex tensor that something else reads stays as it
+is, and PyTorch computes it.
 """
 
 from __future__ import annotations
@@ -228,8 +228,8 @@ def write_out_complex_numbers(graph: fx.Graph) -> None:
 
     Legal because a pair has the elements and strides of its tensor. The terms of a product are
     those of PyTorch's. Left as they are: tensors that an operator without a rule reads, tensors
-    that are written in place, and sums and products with real numbers, where PyTorch multiplies by
-    a complex number too, whose zeros make NaN of what is infinite.
+    that are written in place, and sums and products with real numbers: PyTorch makes these complex,
+    and multiplying infinity by their zero imaginary parts gives NaN.
     """
     values = [value_of(node) for node in graph.nodes if _is_complex(node)]
     if not values or not all(isinstance(value, FakeTensor) for value in values):

@@ -3,9 +3,9 @@
 Owns the rewrite: before  y = F.apply(x), where ``F.backward`` gives dx = Bᵀ·dy   after  the
 operators of ``F.forward``, those of v = B·x, and straight_through(y, v): its value is y, and its
 gradient goes to v. Legal where ``F.backward`` is linear in dy: then the gradient of v by x is what
-``F.backward`` gives. What was saved for it counts as a constant in v. So estimators of rounding and
-of spikes, reversed gradients and fused activations run in kernels. Where this is not so, the graph
-ends in front of the function, or PyTorch runs it.
+``F.backward`` gives. What was saved for it counts as a constant in v. In this way, estimators of
+rounding and of spikes, reversed gradients and fused activations run in kernels. If ``F.backward``
+is not linear, the graph ends in front of the function, or PyTorch runs it.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _as_saved(value: Any, operands, results, made) -> Any:
 
 
 class CustomResult:
-    """One result of a function in a graph: of its value, of v, and of the function's operands.
+    """One result of a function in a graph, called with its value, v and the function's operands.
 
     Kernels compute straight_through of the first two. PyTorch calls the function.
     """
@@ -158,7 +158,7 @@ class _Tracing(threading.local):
 
 _tracing = _Tracing()
 _lock = threading.Lock()
-#: How many run in all threads, and what ``apply`` is where none does.
+#: How many traces run in all threads, and what ``apply`` is if none does.
 _n_tracing = 0
 _apply = _OfPyTorch.__dict__["apply"]
 _register_hook = torch.Tensor.register_hook
@@ -207,7 +207,7 @@ def _apply_unless_traced(cls, *args, **kwargs):
 
 
 def adopt(graph_module: fx.GraphModule) -> None:
-    """Lets every custom function of a graph be one ``CustomFunction``."""
+    """Makes every custom function of a graph a call of a ``CustomFunction``."""
     for node in list(graph_module.graph.nodes):
         if is_custom_function(node):
             adopt_node(node, lambda name: getattr(graph_module, name))
@@ -238,7 +238,7 @@ def refusal(node: fx.Node, module: Callable[[str], fx.GraphModule]) -> str:
     function = CustomFunction(module(forward.target), module(backward.target), node.kwargs)
     node.meta[_KNOWN] = function
     try:
-        # Tracing saves nothing for a backward pass that anybody runs.
+        # What tracing saves is for no backward pass that runs.
         with _disable_saved_tensors_hooks_during_tracing():
             _FunctionSpan(node, function, operands)
     except Stays as why:
@@ -279,7 +279,7 @@ class _FunctionSpan(SpanRewrite):
         super().refuse()
 
     def trace(self) -> fx.GraphModule:
-        # The tracer asks for a refusal, and the compiler then for the operators.
+        # Called twice: the tracer asks whether it is refused, the compiler for the operators.
         holds_for = [self.grad, *map(value_of, self.inputs)]
         known, traced = self.called.traced
         if len(known) != len(holds_for) or any(map(operator.is_not, known, holds_for)):
@@ -295,7 +295,7 @@ class _FunctionSpan(SpanRewrite):
 
     @property
     def has_history(self) -> bool:
-        """Whether a result has one."""
+        """Whether a result has a history."""
         return any(needs_gradient(item) for item in self.items)
 
     def _refuse_unless_linear(self) -> None:

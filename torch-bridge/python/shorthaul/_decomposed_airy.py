@@ -84,7 +84,7 @@ _AGD = (
 #: Between −x and x the series serves; beyond the last place PyTorch's function is 0.
 _NEAR, _LAST = 2.09, 103.892
 
-#: Terms of the series, of which the last is far below rounding at ``_NEAR``.
+#: Terms of the series. At ``_NEAR``, the last one is far below rounding.
 _N_TERMS = 16
 
 #: ``Ai(0)`` and ``−Ai′(0)``, and ``1/√π``.

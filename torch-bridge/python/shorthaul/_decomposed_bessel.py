@@ -1,7 +1,7 @@
 """Bessel functions of orders 0 and 1, in float64, by sums over a circle or along a line.
 
-Owns the formulas (NIST Handbook of Mathematical Functions, chapter 10). The trapezoidal rule on
-their integrals is exact to rounding: of periodic ones (10.9.1) with enough points, and of those
+Owns the formulas (NIST Handbook of Mathematical Functions, chapter 10). The trapezoidal rule is
+exact to rounding for their integrals: for periodic ones (10.9.1) with enough points, and for those
 that fall doubly exponentially (10.32.9).
 """
 
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 _EULER = 0.57721566490153286061
 
-#: Up to here by the sum over the circle, beyond by Hankel's expansion (10.17).
+#: Up to this x, the sum over the circle is used; beyond it, Hankel's expansion (10.17).
 _FAR = 25.0
 
 #: Points in a quarter of the circle.

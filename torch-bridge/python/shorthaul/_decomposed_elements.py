@@ -46,7 +46,7 @@ def signbit(x):
 
 
 def _of_numbers(extreme):
-    """The extreme of two values but NaN; at a tie, both get half the gradient."""
+    """The extreme of two values, ignoring NaN; at a tie, both get half the gradient."""
 
     def rule(a, b):
         return torch.where(b.isnan(), a, torch.where(a.isnan(), b, extreme(a, b)))
@@ -81,7 +81,7 @@ def rrelu(x, noise, lower=0.125, upper=1 / 3, training=False, generator=None):
 
 
 def bitwise_and_scalar(x, other):
-    """With a number of ones alone, which leaves the rest of a division."""
+    """If ``other`` is a row of ones in binary, the result is the remainder of a division."""
     if x.dtype == torch.bool or other < 0 or (other & (other + 1)):
         return NotImplemented
     most = torch.iinfo(x.dtype).max
@@ -91,7 +91,7 @@ def bitwise_and_scalar(x, other):
 
 
 def bitwise_or_scalar(x, other):
-    """Both numbers without what they have in common."""
+    """The sum of both numbers without the bits that they have in common."""
     common = bitwise_and_scalar(x, other)
     return NotImplemented if common is NotImplemented else x - common + other
 
@@ -119,7 +119,7 @@ def round_decimals(x, *, decimals):
     return (x * factor).round() / factor if decimals > 0 else (x / factor).round() * factor
 
 
-#: Steps by which the size of a float32 is brought into [1, 2): they reach all its exponents.
+#: Powers of two that bring the size of a float32 into [1, 2). Together they reach all exponents.
 _HALVINGS = (128, 64, 32, 16, 8, 4, 2, 1)
 
 
@@ -142,7 +142,7 @@ def frexp(x):
     return (wide * factor).to(x.dtype), exponent
 
 
-#: In units of a number of float32: between half and one and a half steps to its neighbour.
+#: Relative to a float32, a distance between half a step and one and a half to its neighbour.
 _TO_NEIGHBOUR = 1.25 * 2.0**-24
 
 #: The least number of float32, the least with a full mantissa, and the largest.
@@ -163,7 +163,7 @@ def nextafter(x, to):
     return torch.where(wide.isnan() | end.isnan(), math.nan, value).to(x.dtype)
 
 
-#: Coefficients of Stirling's series, of the odd powers of 1/x.
+#: Coefficients of the odd powers of 1/x in Stirling's series.
 _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
 
 

@@ -54,7 +54,7 @@ def _rule(is_upper: bool):
         x = given.detach()
         usual = (a > 0) & (x > 0) & a.isfinite() & x.isfinite()
         below, above, slope = _parts(torch.where(usual, a, 1.0), torch.where(usual, x, 1.0))
-        # At the ends all lies on one side.
+        # At the ends, one function is 1 and the other 0.
         end = torch.where((x.isinf() & a.isfinite()) | ((a == 0) & (x > 0)), 1.0, 0.0)
         unknown = (a < 0) | (x < 0) | a.isnan() | x.isnan() | (a.isinf() & x.isinf())
         end = torch.where(unknown | ((a == 0) & (x == 0)), math.nan, end)

@@ -105,7 +105,7 @@ def _range_of(values, given):
         low, high = (torch.full_like(values[0], end) for end in given)
     else:
         low, high = values.amin(), values.amax()
-        # What eager refuses names an element of a range that has one.
+        # What eager refuses becomes the index 1 in a range of one element, which is refused.
         is_wrong = (low.isfinite() & high.isfinite()).logical_not().to(torch.int64)
         low = low + held(is_wrong.reshape(1), 1).reshape(()).to(low.dtype)
     is_one = low == high

@@ -20,10 +20,10 @@ from ._straight_through import straight_through
 
 aten = torch.ops.aten
 
-#: Indices that are sorted to find the last write; sorting takes time that grows faster than that.
+#: Most indices that are sorted to find the last write: sorting time grows faster than their number.
 _N_SORTED = 512
 
-#: Pairs of an index and a place that a reduction compares.
+#: Most pairs of an index and a place that a reduction compares.
 _N_PAIRS = 1 << 20
 
 
@@ -48,7 +48,7 @@ def _write_rows(x, dim: int, at, rows):
 
 
 def _write_once(x, at, values):
-    """``x`` of one dimension with ``values`` at the places ``at``, each of which is another one."""
+    """``x`` of one dimension with ``values`` at the places ``at``, which all differ."""
     rank = torch.zeros_like(at[:1]).expand(x.shape[0])
     rank = rank.scatter_add(0, at, torch.arange(1, at.shape[0] + 1))
     written = values.index_select(0, (rank - 1).clamp(min=0))
@@ -61,7 +61,7 @@ def _flat_write(x, at, values):
 
 
 def _reshaped(found, shape):
-    """A result, or that there is none."""
+    """A result in another shape; ``NotImplemented`` stays."""
     return found if found is NotImplemented else found.reshape(shape)
 
 
@@ -206,7 +206,7 @@ def _masked_put(x, indices, values, accumulate: bool):
         return NotImplemented  # eager raises an error here, older tracers do not
     if values.dim() > len(rest) and values.shape[0] != 1:
         taken = mask.reshape(-1).to(torch.int64).cumsum(0) - 1
-        # There is a row for each place, or none is right.
+        # Refuses indices if there are fewer rows than places: then ``surplus`` is negative.
         surplus = values.shape[0] - 1 - taken[-1:]
         taken = taken.clamp(min=0) + held(surplus, 1)
         rows = values.expand(values.shape[0], *rest)
@@ -323,7 +323,7 @@ def take(x, index):
 
 
 def repeat(x, repeats):
-    """Once in each dimension is a copy."""
+    """A repetition of once in each dimension is a copy."""
     return x.clone().reshape([1] * (len(repeats) - x.dim()) + [*x.shape])
 
 

@@ -31,7 +31,7 @@ def _fourth(n, angle, sine, cosine):
     return sine((n + 0.5) * angle) / sine(0.5 * angle)
 
 
-#: Kinds: the form, the form at −x but for the sign (−1)ⁿ, and the values at 1 and at −1.
+#: For each kind: the form, the form at −x up to the sign (−1)ⁿ, and the values at 1 and at −1.
 _KINDS = {
     "t": (_first, _first, lambda n: n * 0 + 1, lambda n: n * 0 + 1),
     "u": (_second, _second, lambda n: n + 1, lambda n: n + 1),

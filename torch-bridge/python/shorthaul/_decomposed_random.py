@@ -20,7 +20,7 @@ _BITS = 24
 #: Widest range of whole numbers: two uniform numbers have as many bits.
 _WIDEST = 1 << (2 * _BITS)
 
-#: Numbers of a permutation; a sort of more takes longer than PyTorch's exchanges.
+#: Most numbers of a permutation; a sort of more takes longer than PyTorch's exchanges.
 _N_PERMUTED = 4096
 
 
@@ -106,7 +106,7 @@ def multinomial(weights, num_samples, replacement=False, *, generator=None):
         total = reach.narrow(-1, n - 1, 1)
         drawn = torch.rand((rows.shape[0], num_samples), dtype=torch.float64) * total
         found = (reach.unsqueeze(1) <= drawn.unsqueeze(-1)).to(torch.int64).sum(-1)
-        # A product that was rounded up to the whole weight names the last that has any.
+        # A product that was rounded up to the whole weight names the last one with a weight.
         last = (reach < total).to(torch.int64).sum(-1, keepdim=True)
         found = torch.minimum(found, last)
     else:

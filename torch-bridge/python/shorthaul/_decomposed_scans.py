@@ -12,7 +12,7 @@ import torch
 
 aten = torch.ops.aten
 
-#: Elements that are sorted for one of them; kernels on a GPU compare all pairs.
+#: Most elements that are sorted to find one of them; kernels on a GPU compare all pairs.
 _N_SORTED = 512
 
 
@@ -89,7 +89,7 @@ def kthvalue(x, k, dim=-1, keepdim=False):
 
 
 def _median_at(x, dim: int, *, ignores_nan: bool):
-    """Position of the lower median, of a NaN where there is one that counts."""
+    """Position of the lower median, or of a NaN if there is one that counts."""
     is_nan = x.isnan()
     order = torch.where(is_nan, math.inf, x).detach().sort(dim=dim, stable=True)[1]
     if ignores_nan:

@@ -140,7 +140,7 @@ def _vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):  # noqa: A00
 
 
 def _std_mean(x, dim=None, *, correction=None, keepdim=False):
-    """Both on their own: the deviation then has the gradient 0 where it is 0."""
+    """Deviation and mean, computed apart: the deviation then has the gradient 0 where it is 0."""
     std = aten.std.correction(x, dim, correction=correction, keepdim=keepdim)
     return std, x.mean(list(range(x.dim())) if not dim else dim, keepdim)
 
@@ -268,7 +268,7 @@ def _table() -> dict[Any, Callable]:
 
 
 def table_without(kept: frozenset[str]) -> dict[Any, Callable]:
-    """The rules for a graph in which the operators ``kept`` stay, but where a guard says no."""
+    """The rules for a graph in which the operators ``kept`` stay, unless a guard wants a rule."""
     table = {op: rule for op, rule in _table().items() if str(op) not in kept}
     for op, (guard, rule) in _guarded().items():
         table[op] = _guarded_rule(op, guard, rule, table.get(op))

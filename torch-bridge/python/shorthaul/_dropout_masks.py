@@ -94,7 +94,7 @@ class Masks(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is aten.bernoulli_.float:
-            # What is 0.5, as by default, is left out.
+            # The default, 0.5, is left out of the arguments.
             return self._fill(args[0], args[1] if len(args) > 1 else 0.5)
         return func(*args, **(kwargs or {}))
 

@@ -84,7 +84,7 @@ _TORCH_COMPILE_OPTIONS = {
     "planned_threads",
 }
 
-#: So many further sizes of a trace count as one program.
+#: This many further sizes of a trace count as one program.
 _SIZES_AS_ONE = 8
 
 #: Guards that Dynamo leaves out for speed, without which a change goes unseen.
@@ -163,7 +163,7 @@ def shorthaul(
 
 
 def _options_of(given: dict[str, Any], mode: str | None, more: dict[str, Any]) -> Options:
-    """What ``torch.compile`` was given. Raises ``ValueError`` that has the options there are."""
+    """The options of ``torch.compile``. Raises ``ValueError`` that names those that exist."""
     unknown = set(given) - _TORCH_COMPILE_OPTIONS | set(more)
     if unknown or mode:
         named = ", ".join(sorted(unknown)) or "mode"
@@ -262,9 +262,9 @@ class GraphCompiler:
         self.has_graphs = False
         #: What Dynamo left to Python in the calls that a thread is in.
         self.left = _Left()
-        #: How often the tracer failed on what eager ran: code, and why.
+        #: How often the tracer failed on what eager ran, by code and reason.
         self.failures: Counter[tuple] = Counter()
-        #: How many of each part were made besides for further sizes of a trace.
+        #: How many more programs of each part were made for further sizes of a trace.
         self.n_sizes: Counter[tuple] = Counter()
         #: What earlier sizes compiled, by what a graph computes and the mode it computes in.
         self.templates: dict[tuple, object] = {}
@@ -280,7 +280,7 @@ class GraphCompiler:
 
     def compile(self, graph_module: fx.GraphModule, example_inputs, frame: Any = None):
         """A function of the graph's inputs; ``frame`` is what the graph was made of."""
-        # Tracing saves nothing for a backward pass that anybody runs.
+        # What tracing saves is for no backward pass that runs.
         with _disable_saved_tensors_hooks_during_tracing():
             return self._compile(graph_module, example_inputs, frame)
 
@@ -302,23 +302,23 @@ class GraphCompiler:
         return run if original is None else unless_hooked(run, original)
 
     def say_falls_back(self, what: str) -> None:
-        """Once for each sentence: PyTorch runs something."""
+        """Says, once for each sentence, that PyTorch runs something."""
         self._say_or_refuse(f"PyTorch runs a part of {self.name}: {what}")
 
     def say_falls_back_after(self, error: Exception) -> None:
-        """Once for each error: PyTorch runs a part that could not be compiled."""
+        """Says, once for each error, that PyTorch runs a part that could not be compiled."""
         if isinstance(error, InternalError):
             self.say_internal_error(self.name, error, "PyTorch runs a part of it")
         self.say_falls_back(str(error))
 
     def note_break(self, reason: str) -> None:
-        """Dynamo left something to Python, perhaps before it had a graph that could say so."""
+        """Notes what Dynamo left to Python, perhaps before it had a graph that could say so."""
         kind = why_broken(reason.split(" Explanation: ")[0])
         if not any(kind in sentence for sentence in self.outside):
             self.outside[f"Python runs a part of {self.name}: {why_broken(reason)}"] = None
 
     def say_runs_nothing(self, left: list[str], breaks: list[str]) -> None:
-        """Once: PyTorch runs everything; ``left`` and ``breaks`` say what was left to Python."""
+        """Says once that PyTorch runs everything; ``left`` and ``breaks``: what Python runs."""
         why = "its tracer finds nothing there to compile, as in a recurrent layer with projections"
         if left:
             why = left[0]
@@ -327,14 +327,14 @@ class GraphCompiler:
         self._say_or_refuse(f"PyTorch runs all of {self.name}: {why}")
 
     def say_takes_subclass(self, kind: type) -> None:
-        """Once for each class of tensors: PyTorch runs calls with them."""
+        """Says, once for each class of tensors, that PyTorch runs calls with them."""
         self._say_or_refuse(
             f"PyTorch runs all of {self.name}: an argument is of `{kind.__name__}`, a class of "
             f"tensors that may have operators of its own"
         )
 
     def may_compile(self, part: tuple) -> bool:
-        """Whether one more program of a part is allowed; said once where it is not."""
+        """Whether one more program of a part is allowed; says once that it is not."""
         n_programs, n_sizes = self.n_programs[part], self.n_sizes[part]
         if n_programs + n_sizes // _SIZES_AS_ONE < self.options.max_programs:
             return True
@@ -347,16 +347,16 @@ class GraphCompiler:
         return False
 
     def say_internal_error(self, part: str, error: InternalError, instead: str) -> None:
-        """Once for each sentence: a defect, and what is done instead."""
+        """Says, once for each sentence, that there is a defect and what is done instead."""
         self._say(f"{part}: {instead}, after this error: {error}", InternalErrorWarning)
 
     def say_of_recipe(self, notes: list[str]) -> None:
-        """Once for each sentence: the recipe says something that could not be done."""
+        """Says, once for each sentence, what the recipe asks for and could not be done."""
         for note in notes:
             self._say(f"{self.name}: {note}", RecipeWarning)
 
     def say_compiles_again(self, changed: str) -> None:
-        """Once for each compilation: what changed since the last call."""
+        """Says, once for each compilation, what changed since the last call."""
         self._say(f"{self.name} is compiled again, because {changed}", RecompileWarning)
 
     def _say_or_refuse(self, message: str) -> None:

@@ -78,7 +78,7 @@ def apply(is_ours: Callable[[object], bool]) -> None:
 
 @functools.cache
 def say_cannot_apply(what: str, why: str) -> None:
-    """Once for each change: this PyTorch lacks the place that it changes."""
+    """Warns, once for each change, that this PyTorch lacks the place that the change is for."""
     warnings.warn(
         f"Shorthaul cannot apply {what} to PyTorch {torch.__version__} ({why}): without it PyTorch "
         "may trace some Python code wrongly. Use a version that the guide names, and compare "
@@ -152,8 +152,8 @@ def _has_history(variable: VariableTracker) -> bool:
 def _break_at_nonlinear_functions(is_ours) -> None:
     """Breaks the graph at custom functions that do not become operators.
 
-    PyTorch's own call of one that is traced is differentiated once: the second time its gradient is
-    wrong.
+    PyTorch's own call of a traced function may be differentiated only once: its second derivative
+    would be wrong.
     """
     variable = higher_order_ops.AutogradFunctionApplyVariable
     trace, trace_backward = variable.call_function, variable.trace_backward_graph

@@ -25,18 +25,18 @@ from ._pytorch_names import (
     wrapped_by,
 )
 
-#: Holds for what has no tensors in it, so that its guards say when that changes.
+#: Makes programs of code without tensors too, so that their guards say when that changes.
 _SETTINGS = {"allow_empty_graphs": True}
 
 
 class FrameCompiler:
-    """Dynamo's way with a frame, but for frames that it fails on: those run in eager.
+    """Handles frames as Dynamo does, except that frames on which it fails run in eager.
 
-    An error of the model's own is then raised by eager, and an error of the tracer's not at all.
+    Eager then raises errors of the model's own, and errors of the tracer's are not raised at all.
     Code on which the tracer itself fails twice for one reason, or thrice on what eager runs, is not
-    given to it again, whoever runs it in this process; what that code calls is, and calls that it
-    has programs for still run these. Where leaving something to Python is an error, each call
-    tries again, and says it again.
+    given to it again, whoever runs it in this process. What that code calls still is, and calls
+    that it has programs for still run these. If leaving something to Python is an error, each call
+    tries again, and reports it again.
     """
 
     def __init__(self, convert, compiler: GraphCompiler, settings: dict[str, Any] | None = None):
@@ -74,7 +74,7 @@ class FrameCompiler:
         return leave_frame(False)
 
     def _is_too_often(self, code, reason: str, what: str, most: int) -> bool:
-        """Notes that code is left to Python, and whether it was as often as ``most`` before."""
+        """Notes that code is left to Python. Returns whether it was ``most`` times or more."""
         compiler = self.compiler
         if what not in compiler.left.to_python:
             compiler.left.to_python.append(what)
@@ -89,7 +89,7 @@ def _place(code) -> str:
 
 
 class _Noting:
-    """Dynamo's way with a frame, but its refusals are noted before they become an answer."""
+    """Handles frames as Dynamo does, but notes its refusals before they become an answer."""
 
     def __init__(self, convert, refused: list[Exception]):
         self._convert, self._refused = convert, refused
@@ -107,7 +107,7 @@ class _Noting:
 
 
 def _note_refusals(convert) -> list[Exception]:
-    """A list that what ``convert`` refuses will be put in."""
+    """A list to which every refusal of ``convert`` will be added."""
     refused: list[Exception] = []
     while convert is not None:
         # A wrapper may have a copy of what it wraps, and does not call it.

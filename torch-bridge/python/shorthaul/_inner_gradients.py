@@ -40,8 +40,8 @@ _SET_GRAD = torch._C._set_grad_enabled
 def write_out_gradients(graph_module: fx.GraphModule) -> str:
     """Writes every gradient of a graph of Dynamo's as operators.
 
-    Gives the reason if there are some that cannot be written so. Then PyTorch has to run all of
-    the graph: programs are differentiated once.
+    Returns the reason if some of them cannot be written so. Then PyTorch has to run all of the
+    graph: programs are differentiated once.
     """
     graph = graph_module.graph
     gradients = [node for node in graph.nodes if node.target is torch.autograd.grad]

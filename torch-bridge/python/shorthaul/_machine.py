@@ -22,9 +22,9 @@ from . import _limits, _native, cache
 
 #: Bytes of the arrays by which a level's speed is measured: far from the edges of usual caches.
 _L2_BYTES, _MEMORY_BYTES = 1 << 20, 1 << 28
-#: Sizes from which the third level's capacity is found.
+#: Sizes of arrays by which the third level's capacity is found.
 _SEARCHED_BYTES = [1 << n for n in range(22, 28)]
-#: What a level still reaches of its speed where it holds the arrays.
+#: The part of its speed that a level reaches at least while it holds the arrays.
 _HELD = 0.6
 #: Side of the product that shows the peak: its operands fit into a core's cache.
 _SIDE = 256
@@ -117,7 +117,7 @@ def kept() -> Machine | None:
 
 
 def kept_text() -> str | None:
-    """The same for the compiler."""
+    """The measured limits as JSON for the compiler, if there are any."""
     found = kept()
     return None if found is None else found.text
 
@@ -180,7 +180,7 @@ def _measured() -> Machine:
     holding = [n for n, rate in zip(_SEARCHED_BYTES, rates, strict=True) if rate > _HELD * rates[0]]
     memory = _copied(_MEMORY_BYTES, 1)
     together = memory if n_threads == 1 else max(memory, _copied(_MEMORY_BYTES, n_threads))
-    # A core's own cache is what the system says; of the shared one others use a part.
+    # The system knows the size of a core's own cache. Others use a part of the shared one.
     l2_bytes = _system_cache_bytes(2) or before.l2.bytes
     return Machine(
         product_operations_per_us=_rounded(product),
@@ -196,7 +196,7 @@ def _measured() -> Machine:
 
 
 def _rounded(number: float) -> int:
-    """Two digits."""
+    """The number rounded to two digits."""
     return int(float(f"{number:.1e}"))
 
 

@@ -21,13 +21,13 @@ import torch
 #: Below this many bytes PyTorch's own allocator has memory at hand.
 _SMALL = 1 << 20
 
-#: Sizes of large blocks are multiples of it: a huge page.
+#: Sizes of large blocks are multiples of this, the size of a huge page.
 _PAGE = 2 << 20
 
-#: A peak of use is no longer recent after this many loans for each block.
+#: A peak of use is no longer recent after this many loans for each block, and this many more.
 _LENDS_PER_BLOCK, _LENDS = 4, 64
 
-#: Said aloud, since the caller's default device may be another one.
+#: Always given, since the caller's default device may be another one.
 _CPU = torch.device("cpu")
 
 
@@ -65,9 +65,9 @@ class Pool:
         return tensor
 
     def forget(self) -> None:
-        """A program has gone: what was kept for it goes back to the system."""
+        """Gives what was kept for a program that has gone back to the system."""
         self._is_stale = True
-        # Called by the garbage collector, perhaps in the middle of `lend`, which then does it.
+        # The garbage collector calls this, perhaps in the middle of `lend`, which then does it.
         if self._lock.acquire(blocking=False):
             try:
                 self._take_back()
@@ -78,7 +78,7 @@ class Pool:
         self._take_back()
         found = min((b for b in self._free if len(b) >= n_bytes), key=len, default=None)
         size = -(-n_bytes // _PAGE) * _PAGE
-        # A block of more than twice the size is for others, while there may be another one.
+        # A block of more than twice the size is left to others, if there is room for a new one.
         if found is not None and len(found) > 2 * size and self._has_room(size):
             found = None
         if found is None:

@@ -136,7 +136,7 @@ def _left_to_pytorch() -> frozenset[str]:
 
 
 def has_own_gradient(name: str, n_operands: int) -> bool:
-    """Whether PyTorch must run a function of that many tensors, since its gradient is its own.
+    """Whether PyTorch must run a function of ``n_operands`` tensors for the sake of its gradient.
 
     Clamping by numbers has a rule here.
     """

@@ -151,7 +151,7 @@ def check_tensors_each_time(is_ours: IsOurs) -> None:
     """Tensors are looked at in each call, even if the dictionary that holds them did not change.
 
     before  guards on a tensor are skipped where its dictionary has the same version as before
-    after   Dynamo's guards take no example for a tensor, and so not for unchangeable either
+    after   Dynamo's guards are not told that the value is a tensor, so none of them is skipped
     """
     original = GuardBuilder.get_guard_manager_from_source
 
@@ -177,7 +177,7 @@ def check_tensors_each_time(is_ours: IsOurs) -> None:
 
 
 def _without_tensors(original: Callable, is_ours: IsOurs) -> Callable:
-    """``original`` of a guard builder, whose example is a dictionary, with no tensor in it."""
+    """A guard builder's method for dictionaries, which sees stand-ins in place of tensors."""
 
     @functools.wraps(original)
     def guard_keys(self, value, guard):

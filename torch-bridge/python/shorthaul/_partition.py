@@ -200,7 +200,7 @@ class Split:
     def __init__(self, graph: fx.Graph, refused: Mapping[str, str]):
         self.graph = graph
         self.refused = refused
-        #: Storages of which some tensor needs a gradient.
+        #: Storages with a tensor that needs a gradient.
         self.with_history = {storage_of(node) for node in graph.nodes if needs_gradient(node)}
         #: Nodes that PyTorch runs, with the reason.
         self.torch_nodes: dict[fx.Node, str] = {}
@@ -306,7 +306,7 @@ class Split:
         self.parts = parts
 
     def _drop_small(self) -> None:
-        """What a call of kernels would cost more than it saves stays PyTorch's."""
+        """Leaves to PyTorch the regions for which a call of kernels costs more than it saves."""
         alone = len(self.regions) == 1 and not self.torch_nodes
         parts: list[fx.Node | RegionPlan] = []
         for part in self.parts:

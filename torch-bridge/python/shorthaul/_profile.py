@@ -24,7 +24,7 @@ from ._autograd import TimedPass
 from ._program import Program
 from ._report import compiled_of, data_of, programs_of, unchanged
 
-#: Kernels that ``str()`` lists, and modules.
+#: How many kernels ``str()`` lists, and how many modules.
 _LISTED, _LISTED_MODULES = 40, 20
 
 
@@ -309,7 +309,7 @@ def _join(
     data["step_seconds"] = statistics.median(one.seconds for one in taken)
     sums = [sum(one.values()) for one in rounds]
     data["kernel_seconds"] = statistics.median(sums)
-    # Q/D times B/B̂, where B is D by the time: the bytes that any schedule moves, by time and limit.
+    # Q/D · B/B̂ with B = D/time, which is Q/(time · B̂).
     if data["kernel_seconds"]:
         rate = data["bytes_least"] / data["kernel_seconds"] / 1e9
         data["mue"] = 100 * rate / machine["copy_gb_s"]

@@ -77,7 +77,7 @@ class Program:
     outputs: list[TensorSpec]
     uses_seed: bool
     place: Place
-    #: What it took to compile.
+    #: Seconds that compiling it took.
     seconds: float = 0.0
     #: What profiles call it: the model, and the modules that it computes.
     title: str = ""
@@ -124,7 +124,7 @@ class Program:
             for bound in self.captured.bounds
             if bound.placeholder in fed
         ]
-        # Asked for in every step; asking the place takes longer.
+        # Read in every step; reading them from the place would take longer.
         self.is_on_device, self.runs_cuda_text = self.place.is_cuda, self.place.runs_cuda_text
         self.saved_bytes = self.native.saved_bytes
         self.forward_scratch_bytes = self.native.forward_scratch_bytes
@@ -233,7 +233,7 @@ def _look(spec: TensorSpec, place: Place) -> torch.Tensor:
 
 @contextlib.contextmanager
 def own_errors() -> Iterator[None]:
-    """Errors of the native half as those of this package."""
+    """Raises errors of the native half as errors of this package."""
     try:
         yield
     except _native.UnsupportedOperators as error:

@@ -85,12 +85,12 @@ def _keeps_modes_apart() -> bool:
 
 
 def tracing_apart() -> contextlib.AbstractContextManager:
-    """Another tracer may run here, while Dynamo calls a backend."""
+    """A context in which another tracer may run, while Dynamo calls a backend."""
     return contextlib.nullcontext() if _keeps_modes_apart() else tracing(None)
 
 
 def unimplemented(what: str, why: str) -> NoReturn:
-    """Dynamo breaks the graph here."""
+    """Makes Dynamo break the graph here."""
     structured = getattr(exc, "unimplemented_v2", exc.unimplemented)
     if "gb_type" in structured.__code__.co_varnames:
         structured(gb_type=what, context="", explanation=why, hints=[])
@@ -103,12 +103,12 @@ def is_tracers_own(failure: Exception) -> bool:
 
 
 def leave_frame(for_ever: bool) -> Any:
-    """What a compiler of frames answers where Python shall run this one, or all of its code."""
+    """What a compiler of frames answers if Python is to run this frame, or all of its code."""
     return None if ConvertFrameReturn is None else ConvertFrameReturn(apply_to_code=for_ever)
 
 
 def keep_programs() -> Any:
-    """What a compiler of frames answers where Python shall run what no program holds for."""
+    """What a compiler of frames answers if Python is to run calls that no program holds for."""
     if ConvertFrameReturn is None or FrameExecStrategy is None:
         return leave_frame(True)
     strategy = FrameExecStrategy(FrameAction.RUN_ONLY, FrameAction.DEFAULT)

@@ -20,7 +20,7 @@ def reason(name: str, node: fx.Node, value_of: Callable[[fx.Node], object]) -> s
     if name not in NAMES or isinstance(node.target, str):
         return None
     # lstm(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first);
-    # of a packed sequence, the numbers of rows come second, and everything else one place later.
+    # for a packed sequence, the numbers of rows come second, and everything else one place later.
     if len(node.args) != 9 or not isinstance(node.args[3], bool):
         return f"recurrent layer `{name}` over a packed sequence"
     _, _, params, has_biases, n_layers, _, _, both, _ = node.args

@@ -1,9 +1,9 @@
 """A region of a graph at run time: its compiled programs, and the choice of one for a call.
 
 Owns what a program is specific to (gradient mode, which inputs need a gradient, sizes, number of
-threads) and the compilation of a region. A region is a function of tensors
-and numbers: where modules, buffers and Python live, Dynamo's guards watch. Never splits graphs
-(``_partition``) nor calls programs (``_call``).
+threads) and the compilation of a region. A region is a function of tensors and numbers: Dynamo's
+guards watch modules, buffers and Python. Never splits graphs (``_partition``) nor calls programs
+(``_call``).
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class Region:
         """
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
         if any(type(tensor) not in _PLAIN for tensor in tensors):
-            return None  # What such a tensor's operators do, its class says.
+            return None  # The class of such a tensor decides what its operators do.
         if any(not tensor.numel() for tensor in tensors) or not self.owner.may_compile(self.part):
             return None
         named = [(f"input {i}", tensor) for i, tensor in enumerate(tensors)]
@@ -375,7 +375,7 @@ class Region:
         return Pending(captured, program, call_of) if in_background else call_of(program)
 
     def _count(self, captured: Captured) -> None:
-        """A program whose trace another size made takes less of what the owner allows."""
+        """Counts a program. Programs that share a trace take less of what the owner allows."""
         symbolic = captured.symbolic
         if symbolic is not None and symbolic.is_used:
             self.owner.n_sizes[self.part] += 1

@@ -267,7 +267,7 @@ def take_views(graph: fx.Graph) -> None:
     """before  x.squeeze_(), y = f(x)   after  v = x.squeeze(), y = f(v)
 
     Legal where the graph made x: nobody else sees what x is. The traced value of x is the tensor
-    that it has become, so nodes before get another one in the same memory, that is as x was.
+    that it has become, so earlier nodes get a value in the same memory that looks as x did before.
     """
     for node in list(graph.nodes):
         if node.op != "call_method" or node.target not in _INTO_VIEWS or node.kwargs:

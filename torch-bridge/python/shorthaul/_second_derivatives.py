@@ -110,7 +110,7 @@ class Rerun:
         if self.refusal:
             return
         unread = [inputs[i] for i in self.unread]
-        # Whoever handles saved tensors (a checkpoint) wants the memory of results back.
+        # Whoever handles saved tensors, such as a checkpoint, wants the memory of results back.
         if has_saved_tensors_hooks() and not all(x.is_leaf for x in unread):
             return
         try:
@@ -119,7 +119,7 @@ class Rerun:
             return
 
     def release(self, ctx) -> None:
-        """What a backward pass does with what :meth:`keep` kept: as with saved tensors."""
+        """Releases what :meth:`keep` kept, as a backward pass does with saved tensors."""
         if not _keeps_graph():
             ctx.unread = None
 
@@ -177,7 +177,7 @@ class Rerun:
                 results = self.way.body.forward(*given)
             pairs = [
                 (results[at], grad)
-                # Behind the results' gradients stands that of what the program writes, if any.
+                # The gradient of what the program writes, if any, follows those of the results.
                 for at, grad in zip(self.outputs, grads, strict=False)
                 if grad is not None and results[at].requires_grad
             ]
@@ -202,7 +202,7 @@ class Rerun:
         given = list(self.way.values)
         for tensor, position in zip(inputs, self.positions, strict=True):
             given[position] = tensor
-        # Behind the results' gradients stands that of what the program writes, if any.
+        # The gradient of what the program writes, if any, follows those of the results.
         pairs = [(at, g) for at, g in zip(self.outputs, grads, strict=False) if g is not None]
         outputs, grads = [at for at, _ in pairs], [g for _, g in pairs]
         wanted = [p for i, p in enumerate(self.positions) if i in asked]

@@ -197,7 +197,7 @@ class Conditions:
 
 
 def go_on_noting(placeholders: Iterable[Any]) -> None:
-    """Has PyTorch note guards for what is done with an exported graph from here on, too."""
+    """Makes PyTorch note guards also for what is done with an exported graph from here on."""
     for env in _envs_of(placeholders):
         env.frozen = False
 

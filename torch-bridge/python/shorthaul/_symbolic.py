@@ -131,7 +131,7 @@ class Symbolic:
 def _scaled(conditions: Conditions, looks: list[Any], part: int, whole: int) -> list[Any]:
     """The inputs' sizes if each symbolic one were ``part / whole`` of its present value."""
     numbers = conditions.numbers_of(looks)
-    # An odd difference shows more than one that divides by many numbers.
+    # One is added, since a size with few divisors shows more than one with many.
     scaled = {s: sympy.Integer(max(2, int(n) * part // whole + 1)) for s, n in numbers.items()}
 
     def other(value: Any) -> Any:

@@ -15,7 +15,7 @@ from . import _native
 
 
 def share_with_pytorch() -> bool:
-    """Takes PyTorch's threads for the kernels of this process; whether it found them."""
+    """Takes PyTorch's threads for the kernels of this process. Returns whether it found them."""
     if os.environ.get("SHORTHAUL_THREADS") == "own":
         return False
     package = Path(torch.__file__).resolve().parent

@@ -303,7 +303,7 @@ class _Search:
             new = _keys(kernels, json.loads(kernels.rows()))
             ratio = self._replacement((plans[n], keys[n]), (kernels, new))
             if ratio is not None and ratio <= _FASTER:
-                # Contractions that are no longer there take their blockings with them.
+                # The blockings of contractions that are no longer there are dropped.
                 self.recipe = planned_again(changed) if changed.notes else changed
                 plans[n], keys[n] = kernels, new
                 verb = "left out" if decision.applied else "taken"
@@ -322,8 +322,8 @@ class _Search:
         return sorted(wanted, key=lambda d: -max(abs(d.bytes or 0), d.operations or 0))
 
     def _replacement(self, old: tuple, new: tuple) -> float | None:
-        """How many times as long the kernels of ``new`` take that ``old`` has not, as those of
-        ``old`` that ``new`` has not; ``None`` where there is no answer."""
+        """The time of the kernels that only ``new`` has, divided by the time of those that only
+        ``old`` has; ``None`` if there is no answer."""
         gone = _without(old[1], new[1])
         added = _without(new[1], old[1])
         if not gone or not added or None in (key for key, _ in [*gone, *added]):

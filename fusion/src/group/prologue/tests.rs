@@ -21,7 +21,7 @@ const MAKE: &str =
 const MULTIPLY: &str = "map [n < 640, k < 48, c < 32] {
       tasklet %y[n, k] (sum) = $0 * $1 from %t[n, c], %w[c, k]
     }";
-/// Reads each element at several points, so that no block of it is another's alone.
+/// Reads each element at several points, so that blocks of the product share elements.
 const WINDOW: &str = "map [n < 638, k < 48, c < 32, r < 3] {
       tasklet %v[n, k] (sum) = $0 * $1 from %t[n + r, c], %w[c, k]
     }";
@@ -133,7 +133,7 @@ fn the_first_product_stores_what_others_read() {
         .replace("%t[n + r, c]", "%t[n, c]")
         .replace(", r < 3", "");
     assert_eq!(beside(&part, row, "%v, %s"), (3, refused.clone()));
-    // Another pass, whose containers the forward pass cannot read.
+    // The product is of another pass, whose containers the forward pass cannot read.
     assert_eq!(beside(GRADIENT, row, "%dw, %s"), (3, refused.clone()));
     // The product needs the other's result.
     let first = "map [i < 640, j < 48] { tasklet %q[639 - i, j] = $0 from %t[639 - i, 31] }";
@@ -213,7 +213,7 @@ fn many_operands_are_not_read_again_for_each_product() {
         let (terms, reads) = (terms.join(" + "), reads.join(", "));
         format!("map [i < 640, j < 32] {{ tasklet %t[i, j] = {terms} from {reads} }}")
     };
-    // Twice read instead of once, and t not moved three times.
+    // What t is computed from is read twice instead of once, and t is not moved three times.
     let of = |n: usize| {
         let gradient = GRADIENT
             .replace(" !backward", "")
