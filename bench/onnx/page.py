@@ -260,7 +260,7 @@ def _timing_words() -> str:
 
 
 def _slower(files: list[dict]) -> str:
-    """The files that take more than 1.02 of the original's time, and those that could not be decided."""
+    """Files that take more than 1.02 of the original's time, and those not decided."""
     lines = [
         "Where ours may be slower than 1.02 of the original, further rounds in new sessions follow "
         "until the 95 % interval of the median ratio to the mean of the original's two copies "

@@ -24,7 +24,7 @@ from ..models import EXAMPLES
 from ..models.libraries import MissingLibrary
 from . import environment, files, limits, page, predicted, recipes, results, separate, stored
 from .accuracy import check, gradient_errors, print_check
-from .alone import first_step
+from .alone import first_step, serve
 from .kernels import print_profile
 from .options import Setting, network, parse
 from .timing import measure
@@ -44,6 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     if options.list:
         _print_networks()
+        return 0
+    if options.alone == "-":
+        serve(options.settings[0])
         return 0
     if options.alone:
         print(json.dumps(first_step(options.settings[0], options.alone)))
@@ -183,17 +186,19 @@ def _run(setting: Setting, options) -> tuple[dict | None, bool]:
         rounds=options.rounds,
         warmup=options.warmup,
         with_first_step=not options.no_first_step,
+        with_counts=options.limits and setting.mode != "step",
         seconds=options.seconds,
     )
+    counted = measured.pop("counted", None)
     if options.errors:
         good = [v for v, entry in measured["variants"].items() if "error" not in entry]
         for variant, found in gradient_errors(setting, good).items():
             measured["variants"][variant]["gradient_error"] = found
     results.print_result(measured, str(setting))
     own = measured["variants"]["shorthaul"]
-    if options.limits and setting.mode != "step" and "error" not in own:
+    if options.limits and counted is not None:
         machine = limits.limits(setting.threads)
-        found = limits.used(setting, own["median_ms"], machine)
+        found = limits.used(counted, own["median_ms"], machine)
         print(limits.sentence(found, machine))
         measured |= {"limits": machine, "used": found}
     return measured, "error" not in measured["variants"]["shorthaul"]

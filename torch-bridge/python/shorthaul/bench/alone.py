@@ -1,18 +1,22 @@
 """Measures one variant in a new process: its peak memory, or its first step.
 
 The process finds the kernels that the measurement of times has left in the cache. Memory is the
-largest that a step after the second adds to the loaded libraries and the model.
+largest that a step after the second adds to the loaded libraries and the model. Loading PyTorch
+takes longer than most steps, so one process loads it and forks another for each variant.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
+import os
 import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import torch
@@ -22,16 +26,85 @@ from . import environment
 from .options import Setting
 from .variants import inputs_of, model_of, stepper
 
+#: Given in place of a variant: read variants from standard input, see :func:`serve`.
+_EACH = "-"
 
-def alone(setting: Setting, variant: str) -> dict:
-    """Peak bytes, and for variants that compile the seconds of a first step with a filled cache.
 
-    Raises ``RuntimeError`` where the process fails, for example for lack of memory.
-    """
-    found = _in_process(setting, variant)
-    if variant == "shorthaul" or variant.startswith("compile"):
-        return {"warm_first_step": found, "peak_bytes": found["peak_bytes"]}
-    return {"peak_bytes": found["peak_bytes"]}
+class Processes(contextlib.AbstractContextManager):
+    """Measures variants of a setting, each in a process of its own."""
+
+    def __init__(self, setting: Setting):
+        self._command = _command(setting, _EACH)
+        # In memory that glibc keeps, a peak would count what is free.
+        variables = environment.plain()
+        with environment.unbound():
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env=variables,
+            )
+
+    def __exit__(self, *error: object) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait()
+
+    def alone(self, variant: str) -> dict:
+        """Peak bytes, and for variants that compile the seconds of a first step with full caches.
+
+        Raises ``RuntimeError`` where the process fails, for example for lack of memory.
+        """
+        found = self._first_step(variant)
+        if variant == "shorthaul" or variant.startswith("compile"):
+            return {"warm_first_step": found, "peak_bytes": found["peak_bytes"]}
+        return {"peak_bytes": found["peak_bytes"]}
+
+    def _first_step(self, variant: str) -> dict:
+        line = ""
+        with contextlib.suppress(BrokenPipeError):
+            print(variant, file=self._process.stdin, flush=True)
+            line = self._process.stdout.readline()
+        if not line:
+            code = self._process.wait()
+            raise RuntimeError(f"`{' '.join(self._command[1:])}` ended with {ending(code)}")
+        answer = json.loads(line)
+        if answer["code"] == -signal.SIGKILL:
+            raise RuntimeError("the system killed the process, most likely because memory ran out")
+        if answer["code"]:
+            failed = answer["error"] or ending(answer["code"])
+            raise RuntimeError(f"a step of {variant} in a new process failed: {failed}")
+        return answer["found"]
+
+
+def serve(setting: Setting) -> None:
+    """Reads names of variants, line by line, and answers each with a line of JSON."""
+    load_tracer()
+    for line in sys.stdin:
+        print(json.dumps(_forked(setting, line.strip())), flush=True)
+
+
+def _forked(setting: Setting, variant: str) -> dict:
+    """What a new process finds, its exit code, and its error."""
+    with tempfile.TemporaryFile() as answers:
+        child = os.fork()
+        if child == 0:
+            found, error = None, None
+            try:
+                os.dup2(2, 1)  # the answers alone go to where this process writes
+                found = first_step(setting, variant)
+            except BaseException as raised:
+                error = f"{type(raised).__name__}: {raised}"
+            answers.write(json.dumps({"found": found, "error": error}).encode())
+            answers.flush()
+            os._exit(0 if error is None else 1)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        answers.seek(0)
+        written = answers.read() or b'{"found": null, "error": null}'
+    return {"code": code} | json.loads(written)
 
 
 def crash(setting: Setting, variant: str) -> str | None:
@@ -50,27 +123,14 @@ def _command(setting: Setting, variant: str) -> list[str]:
     return [sys.executable, "-m", "shorthaul.bench", *setting.arguments(), "--alone", variant]
 
 
-def _in_process(setting: Setting, variant: str) -> dict:
-    command = _command(setting, variant)
-    # In memory that glibc keeps, a peak would count what is free.
-    variables = environment.plain()
-    with environment.unbound():
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
-    if done.returncode == -signal.SIGKILL:
-        raise RuntimeError("the system killed the process, most likely because memory ran out")
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RuntimeError(f"`{' '.join(command[1:])}` failed: {last}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def first_step(setting: Setting, variant: str) -> dict:
-    """What the process of :func:`alone` measures."""
+    """What the process of a variant measures."""
     load_tracer()
     torch.set_num_threads(setting.threads)
     torch.manual_seed(0)
     model, inputs = model_of(setting), inputs_of(setting)
     environment.give_back_free_memory()
+    _map_libraries()
     base = _resident_bytes()
     start = time.perf_counter()
     step = stepper(setting, variant, model, inputs)
@@ -91,6 +151,22 @@ def first_step(setting: Setting, variant: str) -> dict:
 def load_tracer() -> None:
     """Loads PyTorch's tracer: for every variant, it is code and no part of a first step."""
     importlib.import_module("torch._dynamo")
+
+
+def _map_libraries() -> None:
+    """Makes all of the loaded libraries resident, which a forked process has only in parts.
+
+    Systems that cannot do so count what a step is the first to touch.
+    """
+    populate_read = 22  # of Linux 5.14 and newer
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        with open("/proc/self/maps", encoding="utf-8") as file:
+            mapped = [line.split(maxsplit=5) for line in file]
+        for place, rights, *_, path in (line for line in mapped if len(line) == 6):
+            if rights.startswith("r") and path.startswith("/"):
+                start, end = (int(address, 16) for address in place.split("-"))
+                libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), populate_read)
 
 
 def _resident_bytes() -> int:

@@ -6,31 +6,36 @@ What a step moves and computes is the compiler's own count; the limits are measu
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 import shorthaul
 
 from .._limits import peak
 from .._machine import limits
+from ..models.example import Inputs
 from .options import Setting
-from .variants import inputs_of, model_of, precision
+from .variants import precision
 
 
-def used(setting: Setting, median_ms: float, machine: dict) -> dict:
-    """What Shorthaul's step moves and computes, and which parts of the limits that is.
+def count(setting: Setting, model: nn.Module, inputs: Inputs) -> dict:
+    """The report on the step of a compiled model.
 
     The optimizer's update is not counted, so a setting with one has no such numbers.
     """
-    torch.set_num_threads(setting.threads)
-    torch.manual_seed(0)
     with torch.set_grad_enabled(setting.mode != "forward"), precision(setting.dtype):
-        data = shorthaul.report(model_of(setting), *inputs_of(setting)).data
+        return shorthaul.report(model, *inputs).data
+
+
+def used(counted: dict, median_ms: float, machine: dict) -> dict:
+    """What Shorthaul's step moves and computes, and which parts of the limits that is."""
     seconds = median_ms / 1e3
-    at_peak = sum(k["operations"] / peak(machine, k.get("products")) / 1e9 for k in data["kernels"])
+    kernels = counted["kernels"]
+    at_peak = sum(k["operations"] / peak(machine, k.get("products")) / 1e9 for k in kernels)
     return {
-        "bytes_moved": data["bytes_moved"],
-        "bytes_least": data["bytes_least"],
-        "operations": data["operations"],
-        "of_copy": data["bytes_moved"] / seconds / 1e9 / machine["copy_gb_s"],
+        "bytes_moved": counted["bytes_moved"],
+        "bytes_least": counted["bytes_least"],
+        "operations": counted["operations"],
+        "of_copy": counted["bytes_moved"] / seconds / 1e9 / machine["copy_gb_s"],
         "of_product": at_peak / seconds,
     }
 
@@ -45,4 +50,4 @@ def sentence(found: dict, machine: dict) -> str:
     )
 
 
-__all__ = ["limits", "sentence", "used"]
+__all__ = ["count", "limits", "sentence", "used"]

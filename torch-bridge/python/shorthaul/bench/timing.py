@@ -18,7 +18,8 @@ from dataclasses import asdict
 
 import torch
 
-from .alone import alone, load_tracer
+from . import limits
+from .alone import Processes, load_tracer
 from .options import Setting
 from .variants import has_images, inputs_of, model_of, stepper
 
@@ -36,18 +37,21 @@ def measure(
     rounds: int,
     warmup: int,
     with_first_step: bool,
+    with_counts: bool = False,
     seconds: float | None = None,
 ) -> dict:
     """The result of one setting: milliseconds by variant, and the ratio to the best peer.
 
     Where ``seconds`` are given, rounds begin until they are over, in place of ``rounds``: at least
-    3, at most 50. The seconds of the first step are those of an empty cache.
+    3, at most 50. The seconds of the first step are those of an empty cache. ``counted``: the
+    report on Shorthaul's step ``with_counts``, else ``None``.
     """
+    caches = contextlib.nullcontext()
     if with_first_step:
         load_tracer()
-        with _empty_caches():
-            return _measure(setting, variants, rounds, warmup, with_first_step, seconds)
-    return _measure(setting, variants, rounds, warmup, with_first_step, seconds)
+        caches = _empty_caches()
+    with caches:
+        return _measure(setting, variants, rounds, warmup, with_first_step, with_counts, seconds)
 
 
 def _measure(
@@ -56,6 +60,7 @@ def _measure(
     rounds: int,
     warmup: int,
     with_first_step: bool,
+    with_counts: bool,
     seconds: float | None,
 ) -> dict:
     torch.set_num_threads(setting.threads)
@@ -84,18 +89,30 @@ def _measure(
     times = interleaved(steps, rounds, seconds)
     for variant, taken in times.items():
         entries[variant] = summary(taken) | (entries[variant] if with_first_step else {})
-    for variant in variants:
-        if with_first_step and "error" not in entries[variant]:
-            try:
-                entries[variant] |= alone(setting, variant)
-            except RuntimeError as error:
-                entries[variant]["first_step_error"] = str(error)
+    counted = None
+    if with_counts and "shorthaul" in times:
+        counted = limits.count(setting, steps["shorthaul"].model, inputs)
+    if with_first_step:
+        _measure_alone(setting, entries)
     result = asdict(setting) | {
         "rounds": max((len(taken) for taken in times.values()), default=0),
         "n_parameters": sum(p.numel() for p in model.parameters()),
         "variants": {variant: entries[variant] for variant in variants},
+        "counted": counted,
     }
     return result | ratios(times)
+
+
+def _measure_alone(setting: Setting, entries: dict[str, dict]) -> None:
+    """Adds what new processes measure to the entries of variants that ran."""
+    with Processes(setting) as processes:
+        for variant, entry in entries.items():
+            if "error" in entry:
+                continue
+            try:
+                entry |= processes.alone(variant)
+            except RuntimeError as error:
+                entry["first_step_error"] = str(error)
 
 
 @contextlib.contextmanager

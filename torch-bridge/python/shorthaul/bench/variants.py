@@ -51,7 +51,10 @@ def has_images(inputs: Inputs) -> bool:
 def stepper(
     setting: Setting, variant: str, model: nn.Module, inputs: Inputs
 ) -> Callable[[], object]:
-    """One step of a variant, on a copy of the model of its own."""
+    """One step of a variant, on a copy of the model of its own.
+
+    A step of Shorthaul or PyTorch has an attribute ``model``: what it calls.
+    """
     model = copy.deepcopy(model)
     if variant == "shorthaul-f32":
         setting, model = replace(setting, dtype="f32"), model.float()
@@ -63,7 +66,12 @@ def stepper(
         return OTHERS[variant](setting, model, inputs)
     run = called(variant, model)
     if setting.mode == "forward":
-        return lambda: _infer(run, inputs, setting)
+
+        def infer() -> object:
+            return _infer(run, inputs, setting)
+
+        infer.model = run
+        return infer
     parameters, loss = list(model.parameters()), setting.example.loss
     optimizer = optimizer_of(setting, variant, parameters) if setting.mode == "step" else None
 
@@ -76,6 +84,7 @@ def stepper(
         if optimizer is not None:
             optimizer.step()
 
+    step.model = run
     return step
 
 
