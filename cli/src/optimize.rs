@@ -239,13 +239,16 @@ const OLDEST_OPSET: i64 = 7;
 
 /// A version of the standard's operators.
 fn opset(text: &str) -> Result<i64, String> {
-    let version = text
-        .parse::<i64>()
-        .ok()
-        .filter(|version| *version >= OLDEST_OPSET);
-    version.ok_or_else(|| {
-        format!("files are written in version {OLDEST_OPSET} of the operators or a newer one")
-    })
+    let newest = *onnx::check::OPSETS.end();
+    match text.parse::<i64>() {
+        Ok(version) if version > newest => Err(format!(
+            "version {version} of the operators is not known; the newest is {newest}"
+        )),
+        Ok(version) if version >= OLDEST_OPSET => Ok(version),
+        _ => Err(format!(
+            "files are written in version {OLDEST_OPSET} of the operators or a newer one"
+        )),
+    }
 }
 
 /// A fraction of 1.

@@ -220,6 +220,7 @@ fn scores(uses: &Uses, x: ContainerId, steps: usize) -> Option<Scores> {
     if library.op != "elementwise" || !is_plain || steps == 0 {
         return None;
     }
+    let expr = with_numbers(uses.graph, library, expr);
     (0..library.inputs.len()).find_map(|own| {
         let before = library.inputs[own]?;
         let dtype = |id: ContainerId| uses.graph.container(id).dtype;
@@ -227,9 +228,23 @@ fn scores(uses: &Uses, x: ContainerId, steps: usize) -> Option<Scores> {
             return None;
         }
         let mut scores = scores(uses, before, steps - 1)?;
-        apply(uses, library, expr, own, &mut scores)?;
+        apply(uses, library, &expr, own, &mut scores)?;
         scores.nodes.push(n);
         Some(scores)
+    })
+}
+
+/// `expr` with numbers instead of constant operands of one element, as which ONNX files store factors and fill values.
+fn with_numbers(graph: &Graph, library: &Library, expr: &Expr) -> Expr {
+    expr.map_leaves(&|leaf| {
+        let Expr::In(n) = leaf else { return None };
+        let container = graph.container(library.inputs.get(*n).copied().flatten()?);
+        match &container.lifetime {
+            Lifetime::Constant(value) if container.dtype.is_float() && value.len() == 1 => {
+                value.to_f64().first().copied().map(Expr::float)
+            }
+            _ => None,
+        }
     })
 }
 
@@ -295,6 +310,42 @@ fn apply(
     }
 }
 
+/// What the letters of an einsum mean in a batched matrix product.
+struct Roles {
+    batch: Vec<char>,
+    row: char,
+    column: char,
+    summed: char,
+}
+
+impl Roles {
+    /// The roles of the letters of the operand with the rows, of the other operand, and of the result.
+    fn of(rows: &[char], columns: &[char], out: &[char]) -> Option<Roles> {
+        let rank = rows.len();
+        let is_each_once = |all: &[char]| {
+            (1..all.len()).all(|n| all[n].is_alphabetic() && !all[..n].contains(&all[n]))
+        };
+        let all = [rows, columns, out];
+        if rank < 3 || !all.iter().all(|own| own.len() == rank && is_each_once(own)) {
+            return None;
+        }
+        let only = |of: &[char], but: &[char]| -> Option<char> {
+            let mut own = of.iter().copied().filter(|c| !but.contains(c));
+            own.next().filter(|_| own.next().is_none())
+        };
+        let (row, column) = (only(rows, columns)?, only(columns, rows)?);
+        let is_batch = |c: &char| rows.contains(c) && columns.contains(c);
+        let roles = Roles {
+            batch: out.iter().copied().filter(is_batch).collect(),
+            row,
+            column,
+            summed: only(rows, out)?,
+        };
+        let fits = roles.batch.len() + 2 == rank && out.contains(&row) && out.contains(&column);
+        fits.then_some(roles)
+    }
+}
+
 /// Reads an einsum as a batched matrix product. `left`, if given, is the operand with the rows.
 fn product(uses: &Uses, library: &Library, left: Option<ContainerId>) -> Option<Product> {
     let Some(Attr::Str(equation)) = library.attrs.get("equation") else {
@@ -318,32 +369,12 @@ fn product(uses: &Uses, library: &Library, left: Option<ContainerId>) -> Option<
     let [rows, columns] = letters.map(|letters| letters.chars().collect::<Vec<char>>());
     let out: Vec<char> = result.chars().collect();
     let rank = rows.len();
-    let is_each_once = |all: &[char]| {
-        (1..all.len()).all(|n| all[n].is_alphabetic() && !all[..n].contains(&all[n]))
-    };
-    if rank < 3 || columns.len() != rank || out.len() != rank {
-        return None;
-    }
-    if ![&rows, &columns, &out]
-        .into_iter()
-        .all(|all| is_each_once(all))
-    {
-        return None;
-    }
-    let batch: Vec<char> = out
-        .iter()
-        .copied()
-        .filter(|c| rows.contains(c) && columns.contains(c))
-        .collect();
-    let only = |of: &[char], but: &[char]| -> Option<char> {
-        let mut own = of.iter().copied().filter(|c| !but.contains(c));
-        own.next().filter(|_| own.next().is_none())
-    };
-    let (row, column) = (only(&rows, &columns)?, only(&columns, &rows)?);
-    let summed = only(&rows, &out)?;
-    if batch.len() + 2 != rank || !out.contains(&row) || !out.contains(&column) {
-        return None;
-    }
+    let Roles {
+        batch,
+        row,
+        column,
+        summed,
+    } = Roles::of(&rows, &columns, &out)?;
     let order = |of: &[char], last: [char; 2]| -> Option<Vec<usize>> {
         let all = batch.iter().chain(&last);
         all.map(|c| of.iter().position(|own| own == c)).collect()

@@ -186,7 +186,12 @@ impl Expr {
         match self {
             Expr::Const(Scalar::Int(_)) | Expr::Index(_) => true,
             Expr::Unary(Unary::Neg | Unary::Abs | Unary::Sign, a) => a.is_int_literal(),
-            Expr::Binary(Add | Sub | Mul | FloorDiv | Mod | Pow | Min | Max, a, b)
+            Expr::Binary(
+                Add | Sub | Mul | FloorDiv | Mod | Pow | Min | Max | BitAnd | BitOr | BitXor | Shl
+                | Shr,
+                a,
+                b,
+            )
             | Expr::Select(_, a, b) => a.is_int_literal() && b.is_int_literal(),
             _ => false,
         }

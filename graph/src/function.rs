@@ -108,6 +108,16 @@ pub enum Binary {
     Xor,
     /// angle of (b, a)
     Atan2,
+    /// bitwise and of integers; 0 of real numbers
+    BitAnd,
+    /// bitwise or of integers; 0 of real numbers
+    BitOr,
+    /// bitwise exclusive or of integers; 0 of real numbers
+    BitXor,
+    /// a·2ᵇ of integers, modulo the width of their type; 0 if b < 0; 0 of real numbers
+    Shl,
+    /// ⌊a / 2ᵇ⌋ of integers; if b < 0, what all bits of a shifted out leave: 0, or −1 if a < 0; 0 of real numbers
+    Shr,
 }
 
 impl Unary {
@@ -206,11 +216,11 @@ impl Unary {
 
 impl Binary {
     /// Every function.
-    pub const ALL: [Binary; 19] = {
+    pub const ALL: [Binary; 24] = {
         use Binary::*;
         [
             Add, Sub, Mul, Div, FloorDiv, Mod, Pow, Min, Max, Eq, Ne, Lt, Le, Gt, Ge, And, Or, Xor,
-            Atan2,
+            Atan2, BitAnd, BitOr, BitXor, Shl, Shr,
         ]
     };
 
@@ -237,6 +247,11 @@ impl Binary {
             Or => "or",
             Xor => "xor",
             Atan2 => "atan2",
+            BitAnd => "bitand",
+            BitOr => "bitor",
+            BitXor => "bitxor",
+            Shl => "shl",
+            Shr => "shr",
         }
     }
 
@@ -275,6 +290,13 @@ impl Binary {
             And => return Scalar::Bool(x != 0 && y != 0),
             Or => return Scalar::Bool(x != 0 || y != 0),
             Xor => return Scalar::Bool((x != 0) != (y != 0)),
+            BitAnd => x & y,
+            BitOr => x | y,
+            BitXor => x ^ y,
+            Shl if (0..64).contains(&y) => x.wrapping_shl(y as u32),
+            Shl => 0,
+            Shr if (0..64).contains(&y) => x.wrapping_shr(y as u32),
+            Shr => x >> 63,
         })
     }
 
@@ -308,6 +330,7 @@ impl Binary {
             And => return Scalar::Bool(x != 0.0 && y != 0.0),
             Or => return Scalar::Bool(x != 0.0 || y != 0.0),
             Xor => return Scalar::Bool((x != 0.0) != (y != 0.0)),
+            BitAnd | BitOr | BitXor | Shl | Shr => 0.0,
         })
     }
 }

@@ -160,6 +160,12 @@ fn samples() -> Vec<Sample> {
     let signed = Tensor::from_i64(DType::I64, &[6], vec![-7, -6, -1, 0, 5, 7]);
     let named = |(name, expr): (&str, Expr)| of(name, &[&[2, 17]], expr).range(-4.0, 4.0);
     let divisors = Tensor::from_i64(DType::I64, &[6], vec![3, -4, 2, 5, -3, 7]);
+    let amounts = Tensor::from_i64(DType::I64, &[6], vec![3, 70, 2, 0, -1, 62]);
+    let bits = integers(Binary::BitAnd)
+        .add(integers(Binary::BitOr).mul(Expr::int(100)))
+        .sub(integers(Binary::BitXor).mul(Expr::int(10_000)))
+        .add(integers(Binary::Shl))
+        .add(integers(Binary::Shr).mul(Expr::int(1_000_000)));
     let difference = Expr::In(0).sub(Expr::In(1));
     let whole = integers(Binary::FloorDiv).mul(Expr::int(100));
     let mut samples: Vec<Sample> = activations().into_iter().map(named).collect();
@@ -217,8 +223,12 @@ fn samples() -> Vec<Sample> {
         .range(0.3, 3.0),
         of("comparisons", two, binary(&compared)).not_differentiable(),
         of("integer division", &[], whole.add(integers(Binary::Mod)))
-            .value(0, signed)
+            .value(0, signed.clone())
             .value(1, divisors)
+            .not_differentiable(),
+        of("bits of integers", &[], bits)
+            .value(0, signed)
+            .value(1, amounts)
             .not_differentiable(),
         of(
             "a choice by position and chance",

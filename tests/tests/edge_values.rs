@@ -10,7 +10,10 @@ use tests::onnx_coverage::{Case, compiled, evaluated};
 use tests::stored_cases::{StoredCase, stored_cases};
 
 fn cases() -> Vec<(String, Case)> {
-    let stored = include_bytes!("../../importer/tests/data/edges.cases");
+    read_cases(include_bytes!("../../importer/tests/data/edges.cases"))
+}
+
+fn read_cases(stored: &'static [u8]) -> Vec<(String, Case)> {
     let stored = stored_cases(stored).expect("well-formed cases");
     let tensors = |of: &[Bytes]| -> Vec<TensorProto> {
         let decoded = of.iter().cloned().map(TensorProto::decode);
@@ -48,6 +51,19 @@ fn evaluated_files_give_what_onnx_runtime_gives() {
         wrong.len(),
         wrong.join("\n")
     );
+}
+
+/// Attention with grouped heads and weights of four bits, as in language models for ONNX Runtime. The cases are those of
+/// `importer/tests/data/runtime.py`.
+#[test]
+fn evaluated_decoders_give_what_onnx_runtime_gives() {
+    let cases = read_cases(include_bytes!("../../importer/tests/data/decoders.cases"));
+    let failed = cases.iter().filter_map(|(name, case)| {
+        let what = evaluated(case).err()?;
+        Some(format!("{name}: {what}"))
+    });
+    let failed: Vec<String> = failed.collect();
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
 /// The versions of the operator sets that a model imports, with their domains.

@@ -253,6 +253,48 @@ def test_shifts_and_masks_of_bits():
             assert torch.equal(found, expected) and found.dtype == expected.dtype
 
 
+BITS = {
+    "and": lambda x, y: x & y,
+    "or": lambda x, y: x | y,
+    "xor": lambda x, y: x ^ y,
+    "left": lambda x, y: x << y,
+    "right": lambda x, y: x >> y,
+    "both shifts": lambda x, y: (x << y) >> y,
+    "a number first": lambda x, y: (77 & y, 77 | y, 77 ^ y, 5 << y, 77 >> y),
+    "not": lambda x, y: (~x, ~(x & y)),
+}
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str
+)
+@pytest.mark.parametrize("name", BITS)
+def test_bits_of_two_tensors(name, dtype):
+    kind = torch.iinfo(dtype)
+    x = torch.tensor([kind.min, kind.max, 0, 1, 2, 77, -kind.max % kind.max, kind.max // 3])
+    # From no bits to more than there are, and for signed types a negative number.
+    amounts = [0, 1, 3, kind.bits - 1, kind.bits, kind.bits + 1, 100]
+    y = torch.tensor([*amounts, -1 if kind.min else 200])
+    x, y = x.to(dtype)[:, None], y.to(dtype)
+    function = BITS[name]
+    found, expected = compiled(function, x, y), function(x, y)
+    pairs = (
+        zip(found, expected, strict=True) if isinstance(expected, tuple) else [(found, expected)]
+    )
+    for ours, eager in pairs:
+        assert torch.equal(ours, eager) and ours.dtype == eager.dtype
+
+
+def test_bits_of_truth_values_and_integers():
+    x, y = torch.tensor([True, False, True]), torch.tensor([6, 7, -1])
+
+    def function(x, y):
+        return x & y, x | y, y ^ x, x & True, x ^ True
+
+    for found, expected in zip(compiled(function, x, y), function(x, y), strict=True):
+        assert torch.equal(found, expected) and found.dtype == expected.dtype
+
+
 OUT_OF_RANGE = {
     "scatter": lambda x, at: x.scatter(1, at, torch.ones(2, 2)),
     "scatter_reduce": lambda x, at: x.scatter_reduce(1, at, torch.ones(2, 2), "amax"),

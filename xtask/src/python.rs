@@ -8,7 +8,7 @@ use crate::test::target_folder;
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
 /// The oldest Python that the pinned packages support.
 const MIN_PYTHON: (u32, u32) = (3, 11);
@@ -95,9 +95,36 @@ pub fn prepare_for_demo(root: &Path) -> Result<Venv> {
         requirements(root, &[DEMO, ALL])?,
     );
     prepare_in(root, own_folder(root), &[&wanted, &all], |venv| {
-        install_large(venv, &wanted)?;
-        install(venv, DEMO)
+        let mut build = start_demo_build(root);
+        let installed = install_large(venv, &wanted).and_then(|()| install(venv, DEMO));
+        if let Some(build) = &mut build {
+            if installed.is_err() {
+                let _ = build.kill();
+            }
+            let _ = build.wait();
+        }
+        installed
     })
+}
+
+/// Starts to compile the package's Rust code, while packages are downloaded and unpacked. [`build_package`] finds most
+/// of it done. If this build fails, that one fails too, and shows why.
+fn start_demo_build(root: &Path) -> Option<Child> {
+    println!("Compiling the Rust code meanwhile ...");
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut build = Command::new(cargo);
+    build.args([
+        "build",
+        "--quiet",
+        "--lib",
+        "--features",
+        "extension-module",
+    ]);
+    build.args(Build::Demo.options());
+    build.args(["--manifest-path", "torch-bridge/Cargo.toml"]);
+    build.current_dir(root);
+    build.stdout(Stdio::null()).stderr(Stdio::null());
+    build.spawn().ok()
 }
 
 /// The environment's folder.

@@ -11,6 +11,8 @@ fn after(nodes: &str, outputs: &str) -> Vec<String> {
          %mask: bool[2, 1, 1, 7] input
          %bias: f32[5, 7] input
          %seed: i64[] input
+         %eight: f32[] constant [8.0]
+         %hidden: f32[1] constant [-inf]
          %s: f32[2, 3, 5, 7]
          %t: f32[2, 3, 5, 7]
          %u: f32[2, 3, 5, 7]
@@ -39,6 +41,23 @@ fn two_products_around_a_softmax_are_one_attention() {
         found,
         ["%y = attention(%q, %k, %v, -) {safe=false, scale=1.0}"]
     );
+}
+
+#[test]
+fn factors_and_fill_values_may_be_stored_as_tensors() {
+    let nodes = format!(
+        "{SCORES}%t = elementwise(%s, %eight) {{expr=($0 / $1)}}
+         %u = elementwise(%mask, %hidden, %t) {{expr=(select($0, $1, $2))}}
+         %p = softmax(%u) {{axis=3}}
+         {VALUES}"
+    );
+    let found = after(&nodes, "%y");
+    let [not, attention] = found.as_slice() else {
+        panic!("{found:?}");
+    };
+    assert!(not.contains("elementwise(%mask)"), "{not}");
+    let attrs = "{fill=-inf, safe=false, scale=0.125}";
+    assert!(attention.ends_with(attrs), "{attention}");
 }
 
 #[test]

@@ -1,8 +1,8 @@
-"""Writes cases of ONNX Runtime's own operators for importer/tests/operators.rs.
+"""Writes cases of ONNX Runtime's own operators for the tests of importer and tests.
 
 Run `python importer/tests/data/runtime.py` with the PyPI packages `onnx`, `onnxruntime` and
-`numpy`; it rewrites `runtime.cases` and `runtime_attention.cases` beside itself, in the form that
-`generate.py` describes. The expected outputs are ONNX Runtime's.
+`numpy`; it rewrites `runtime.cases`, `runtime_attention.cases` and `decoders.cases` beside itself,
+in the form that `generate.py` describes. The expected outputs are ONNX Runtime's.
 """
 
 import numpy as np
@@ -182,10 +182,90 @@ ATTENTION = [
     ),
 ]
 
+#: Heads of 16 elements: four for queries, two for keys and values.
+HEADS = {"num_heads": 4, "kv_num_heads": 2}
+ANGLES = np.outer(np.arange(12), 1 / 10 ** (np.arange(8) / 8)).astype(np.float32)
+COS, SIN = np.cos(ANGLES), np.sin(ANGLES)
+
+
+def grouped(name: str, steps: int, kept: int, *more, lengths=None, batch=2, packed=False, **rest):
+    """A call of GroupQueryAttention with ``kept`` keys from before; ``lengths`` of sequences."""
+    total = steps + kept
+    new = (some(batch, steps, 64), some(batch, steps, 32), some(batch, steps, 32))
+    if packed:
+        new = (some(batch, steps, 128), None, None)
+    past = (some(batch, 2, kept, 16), some(batch, 2, kept, 16)) if kept else (None, None)
+    last = i32(*[n - 1 for n in lengths or [total] * batch])
+    counts = (last, np.array([total], np.int32))
+    op = "GroupQueryAttention"
+    return fused(name, op, *new, *past, *counts, *more, outputs=3, **HEADS, **rest)
+
+
+def quantized(n_rows: int, length: int, block: int, bits: int = 4) -> tuple[np.ndarray, np.ndarray]:
+    """Random numbers of few bits and their scales."""
+    n_blocks = -(-length // block)
+    shape = (n_rows, n_blocks, block * bits // 8)
+    numbers = RANDOM.integers(0, 256, shape).astype(np.uint8)
+    return numbers, np.abs(some(n_rows, n_blocks)).ravel() + np.float32(0.1)
+
+
+def product(name: str, length: int, block: int, zeros=None, bits: int = 4, bias=None) -> Edge:
+    """A call of MatMulNBits with five columns."""
+    numbers, scales = quantized(5, length, block, bits)
+    size = {"K": length, "N": 5, "bits": bits, "block_size": block}
+    inputs = (some(2, 3, length), numbers, scales, zeros, None, bias)
+    return fused(name, "MatMulNBits", *inputs, **size)
+
+
+def table(name: str, zeros=None, **rest) -> Edge:
+    """A call of GatherBlockQuantized with six rows of 32 elements in blocks of 16."""
+    numbers = RANDOM.integers(0, 256, (6, 16)).astype(np.uint8)
+    scales = np.abs(some(6, 2)) + np.float32(0.1)
+    chosen = np.array([[0, 5, 3], [2, 2, -1]], np.int64)
+    size = {"bits": 4, "block_size": 16, "quantize_axis": 1, "gather_axis": 0}
+    return fused(name, "GatherBlockQuantized", numbers, chosen, scales, zeros, **size, **rest)
+
+
+DECODERS = [
+    grouped("a prompt", 3, 0),
+    grouped("one more token", 1, 4),
+    grouped("more tokens", 3, 4, batch=1),
+    grouped("sequences of other lengths", 1, 4, lengths=[5, 3]),
+    grouped("one tensor", 3, 0, packed=True),
+    grouped("angles of a prompt", 3, 0, COS, SIN, do_rotary=1),
+    grouped("angles of one more token", 1, 4, COS, SIN, do_rotary=1),
+    grouped("angles of other lengths", 1, 4, COS, SIN, lengths=[5, 3], do_rotary=1),
+    grouped("interleaved angles", 3, 0, COS, SIN, do_rotary=1, rotary_interleaved=1),
+    grouped(
+        "positions",
+        3,
+        0,
+        COS,
+        SIN,
+        np.array([[4, 0, 2], [1, 1, 9]], np.int64),
+        do_rotary=1,
+    ),
+    grouped("a scale and a window", 5, 0, scale=0.5, local_window_size=2),
+    grouped("a window and kept keys", 1, 6, local_window_size=3),
+    grouped("bounded scores", 3, 0, softcap=0.5),
+    grouped("a smooth softmax", 3, 0, smooth_softmax=1),
+    grouped("sinks", 3, 0, None, None, None, None, some(4)),
+    grouped("a bias", 1, 4, None, None, None, some(1, 4, 1, 5)),
+    product("usual", 32, 16),
+    product("a part of a block", 40, 16),
+    product("zero points", 32, 16, RANDOM.integers(0, 256, 5).astype(np.uint8)),
+    product("zero points of three blocks", 48, 16, RANDOM.integers(0, 256, 10).astype(np.uint8)),
+    product("real zero points", 32, 16, some(10)),
+    product("eight bits and a bias", 32, 16, bits=8, bias=some(5)),
+    table("usual"),
+    table("zero points", RANDOM.integers(0, 256, (6, 1)).astype(np.uint8)),
+]
+
 
 def main() -> None:
-    """Writes both families."""
-    for family, edges in (("runtime", RUNTIME), ("runtime_attention", ATTENTION)):
+    """Writes all families."""
+    families = (("runtime", RUNTIME), ("runtime_attention", ATTENTION), ("decoders", DECODERS))
+    for family, edges in families:
         cases = b""
         for case in edges:
             model = model_of(case)

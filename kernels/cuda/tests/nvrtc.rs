@@ -46,7 +46,7 @@ fn all_names() -> Kernel {
          d += sh_block_sum<128>(d) + (double)sh_block_max<128>((long long)i);\n\
          v += sh_uniform(7ull, (sh_u64)i) + (float)(SH_BID_Y + SH_BID_Z + SH_N_BLOCKS + SH_WARP + SH_LANE);\n\
          sh_vec<float, 4> q = sh_load<4>(x, 4 * (long long)SH_TID); v += q[0] + q[3];\n\
-         v += (float)(ix_floordiv(i, 3) + ix_mod(i, 5) + ix_max32(i, 1) + ix_pow(i, 2));\n\
+         v += (float)(ix_floordiv(i, 3) + ix_mod(i, 5) + ix_max32(i, 1) + ix_pow(i, 2) + ix_shl(i, 2) + ix_shr(i, 2));\n\
          v += __builtin_fabsf(v) + __builtin_inff() * (float)ix_isnanf(v);\n\
          v += (float)(unsigned char)sh_to_long(v) + (float)sh_to_long(d);\n",
     );

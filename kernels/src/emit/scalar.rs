@@ -30,6 +30,8 @@ static inline long ix_mod0(long a, long b) {
   long r = a % b;
   return r != 0 && (r < 0) != (b < 0) ? r + b : r;
 }
+static inline long ix_shl(long a, long n) { return n < 0 || n > 63 ? 0 : (long)((unsigned long)a << n); }
+static inline long ix_shr(long a, long n) { return a >> (n < 0 || n > 63 ? 63 : n); }
 static inline long ix_pow(long a, long n) {
   if (n < 0) return a == 1;
   unsigned long r = 1, b = (unsigned long)a;
@@ -208,6 +210,12 @@ pub fn binary(f: Binary, a: &str, b: &str, of: DType) -> String {
         Or => format!("({a} | {b})"),
         Xor => format!("({a} ^ {b})"),
         Atan2 => call("sh_atan2"),
+        BitAnd | BitOr | BitXor | Shl | Shr if float => literal(Scalar::Float(0.0), of),
+        BitAnd => wrapping("&", a, b, of),
+        BitOr => wrapping("|", a, b, of),
+        BitXor => wrapping("^", a, b, of),
+        Shl => format!("(({})ix_shl({a}, {b}))", value_type(of)),
+        Shr => format!("(({})ix_shr({a}, {b}))", value_type(of)),
     }
 }
 

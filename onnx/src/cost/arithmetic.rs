@@ -31,6 +31,10 @@ pub fn multiply_adds(
             let at = a.len().checked_sub(if is_transposed { 2 } else { 1 })?;
             product(output()?)?.checked_mul(a[at] as u64)
         }
+        "MatMulNBits" => {
+            let inner = u64::try_from(attributes.int("K")?).ok()?;
+            product(output()?)?.checked_mul(inner)
+        }
         "Einsum" => einsum(attributes.text("equation")?, inputs),
         "LSTM" | "GRU" | "RNN" => {
             let x = input(0)?;

@@ -424,7 +424,7 @@ fn rotary<R: Real>(call: &Call, at: [usize; 3]) -> Result<Vec<Tensor>, String> {
     let heads = given("num_heads").or_else(by_size);
     let mut y = Heads::<R>::new(x, heads)?;
     let rotated = given("rotary_embedding_dim").unwrap_or(y.size);
-    if rotated > y.size || half * 2 != rotated || cosines.shape != sines.shape {
+    if rotated != 2 * half {
         return Err(format!(
             "{rotated} elements cannot be rotated by {:?}",
             cosines.shape
@@ -434,30 +434,53 @@ fn rotary<R: Real>(call: &Call, at: [usize; 3]) -> Result<Vec<Tensor>, String> {
         None => None,
         Some(_) => Some(call.ints(at[2])?),
     };
+    let rows = cosines.shape.iter().product::<usize>() / half.max(1);
+    let length = y.length;
+    let position = |batch: usize, l: usize| match &positions {
+        // One batch of angles serves all batches.
+        None if rows == length => Some(l),
+        None => Some(batch * length + l),
+        // One first position for all vectors, or a position for each vector.
+        Some(p) if p.len() == 1 => usize::try_from(p[0].checked_add(l as i64)?).ok(),
+        Some(p) => usize::try_from(*p.get(batch * length + l)?).ok(),
+    };
+    rotate(&mut y, [cosines, sines], flag("interleaved"), &position)?;
+    Ok(vec![y.tensor(x.element(), merged)?])
+}
+
+/// Rotates pairs of elements of each vector: by the row of `cosines` and `sines` that `position` gives for its sequence
+/// and its place there.
+///
+/// # Errors
+/// Sizes that do not fit, and positions without angles.
+pub fn rotate<R: Real>(
+    y: &mut Heads<R>,
+    [cosines, sines]: [&Tensor; 2],
+    interleaved: bool,
+    position: &dyn Fn(usize, usize) -> Option<usize>,
+) -> Result<(), String> {
+    let half = cosines.shape.last().copied().unwrap_or(0);
+    if half * 2 > y.size || cosines.shape != sines.shape {
+        return Err(format!(
+            "{} elements cannot be rotated by {:?}",
+            y.size, cosines.shape
+        ));
+    }
     let (cos, sin) = (R::read(cosines)?, R::read(sines)?);
     let rows = cos.len() / half.max(1);
     for n in 0..y.batch * y.heads * y.length {
         let (batch, l) = (n / (y.heads * y.length), n % y.length);
-        let row = match &positions {
-            // One batch of angles serves all batches.
-            None if rows == y.length => l as i64,
-            None => (batch * y.length + l) as i64,
-            // One first position for all vectors, or a position for each vector.
-            Some(p) if p.len() == 1 => p[0] + l as i64,
-            Some(p) => *p.get(batch * y.length + l).unwrap_or(&-1),
-        };
-        let row = usize::try_from(row).ok().filter(|r| *r < rows);
+        let row = position(batch, l).filter(|row| *row < rows);
         let row = row.ok_or("a position is beyond the angles")?;
-        let x = &mut y.values[n * y.size..][..rotated];
+        let x = &mut y.values[n * y.size..][..2 * half];
         for i in 0..half {
-            let (a, b) = if flag("interleaved") {
-                (2 * i, 2 * i + 1)
-            } else {
-                (i, half + i)
+            let (a, b) = match interleaved {
+                true => (2 * i, 2 * i + 1),
+                false => (i, half + i),
             };
             let (c, s) = (cos[row * half + i], sin[row * half + i]);
             (x[a], x[b]) = (c * x[a] - s * x[b], s * x[a] + c * x[b]);
         }
     }
-    Ok(vec![y.tensor(x.element(), merged)?])
+    Ok(())
 }

@@ -7,6 +7,7 @@
 
 mod activation;
 mod attention;
+mod block_quantization;
 mod blocks;
 pub mod bounds;
 mod cast;
@@ -19,6 +20,7 @@ mod fused;
 mod fused_attention;
 mod fused_quantization;
 mod gather;
+mod grouped_attention;
 mod join;
 mod losses;
 mod movement;
@@ -135,6 +137,7 @@ const FAMILIES: &[&[Operator]] = &[
     running::ROWS,
     shape::ROWS,
     attention::ROWS,
+    block_quantization::ROWS,
     convolution::ROWS,
     detection::ROWS,
     einsum::ROWS,
@@ -143,6 +146,7 @@ const FAMILIES: &[&[Operator]] = &[
     fused::ROWS,
     fused_attention::ROWS,
     fused_quantization::ROWS,
+    grouped_attention::ROWS,
     losses::ROWS,
     normalization::ROWS,
     pooling::ROWS,

@@ -33,17 +33,24 @@ pub(super) fn with_masks(
     relations
 }
 
-/// The name of the last size of a node's mask, and the sum of sizes that it equals.
+/// The name of the size that counts a node's keys, and the sum of sizes that it equals.
 fn keys_of_mask(node: &NodeProto, facts: &Facts) -> Option<(String, SymExpr)> {
     let (new, mask, past) = match (node.domain.as_str(), node.op_type.as_str()) {
         ("com.microsoft", "Attention") => ((0, 1), 3, (4, 3)),
         ("com.microsoft", "MultiHeadAttention") => ((1, 1), 4, (6, 2)),
+        // Takes the number itself, which exporters compute from the sizes of a mask.
+        ("com.microsoft", "GroupQueryAttention") => ((0, 1), 6, (3, 2)),
         _ => return None,
     };
     let input = |at: usize| node.input.get(at).filter(|name| !name.is_empty());
-    let shape = |at: usize| facts.get(input(at)?)?.shape.as_deref();
-    let [_, .., keys] = shape(mask)? else {
-        return None;
+    let fact = |at: usize| facts.get(input(at)?);
+    let shape = |at: usize| fact(at)?.shape.as_deref();
+    let keys = match node.op_type.as_str() {
+        "GroupQueryAttention" => fact(mask)?.elements.as_deref()?.first()?,
+        _ => match shape(mask)? {
+            [_, .., keys] => keys,
+            _ => return None,
+        },
     };
     let [_, _, _] = shape(new.0)? else {
         return None;

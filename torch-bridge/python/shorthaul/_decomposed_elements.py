@@ -80,38 +80,6 @@ def rrelu(x, noise, lower=0.125, upper=1 / 3, training=False, generator=None):
     return x * drawn, drawn
 
 
-def bitwise_and_scalar(x, other):
-    """If ``other`` is a row of ones in binary, the result is the remainder of a division."""
-    if x.dtype == torch.bool or other < 0 or (other & (other + 1)):
-        return NotImplemented
-    most = torch.iinfo(x.dtype).max
-    if other >= most:  # The type has no `other + 1`.
-        return x.clone() if other == most and x.dtype == torch.uint8 else NotImplemented
-    return x.remainder(other + 1)
-
-
-def bitwise_or_scalar(x, other):
-    """The sum of both numbers without the bits that they have in common."""
-    common = bitwise_and_scalar(x, other)
-    return NotImplemented if common is NotImplemented else x - common + other
-
-
-def bitwise_xor_scalar(x, other):
-    common = bitwise_and_scalar(x, other)
-    return NotImplemented if common is NotImplemented else (x - common) + (other - common)
-
-
-def _shift(is_left: bool):
-    def rule(x, by):
-        if torch.result_type(x, by) != x.dtype or x.dtype == torch.bool:
-            return NotImplemented
-        if not 0 <= by < x.dtype.itemsize * 8 - 1:
-            return NotImplemented
-        return x * 2**by if is_left else x.div(2**by, rounding_mode="floor")
-
-    return rule
-
-
 def round_decimals(x, *, decimals):
     if decimals == 0:
         return x.round()
@@ -512,13 +480,6 @@ RULES = {
     aten.bernoulli.default: bernoulli,
     aten.round.decimals: round_decimals,
     aten.rrelu_with_noise_functional.default: rrelu,
-    aten.bitwise_and.Scalar: bitwise_and_scalar,
-    aten.bitwise_or.Scalar: bitwise_or_scalar,
-    aten.bitwise_xor.Scalar: bitwise_xor_scalar,
-    aten.__lshift__.Scalar: _shift(True),
-    aten.__rshift__.Scalar: _shift(False),
-    aten.bitwise_left_shift.Tensor_Scalar: _shift(True),
-    aten.bitwise_right_shift.Tensor_Scalar: _shift(False),
     aten.lgamma.default: lgamma,
     aten.digamma.default: digamma,
     aten.special_zeta.default: zeta,

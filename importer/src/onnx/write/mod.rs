@@ -16,6 +16,7 @@ mod rows;
 mod rules;
 mod scalar;
 mod scaled;
+mod shifts;
 mod sizes;
 #[cfg(test)]
 mod trial;

@@ -1,6 +1,7 @@
 //! Scalar expressions as chains of element-wise nodes.
 
 use super::nodes::{Nodes, Refusal, int, type_number};
+use super::shifts;
 use graph::{Binary, DType, Expr, Scalar, SymExpr, Symbol, Unary};
 
 /// The operands of an expression and the shape it is computed for.
@@ -181,6 +182,10 @@ impl Nodes<'_> {
             }
             Expr::Binary(Binary::Min, ..) if natural.is_float() && self.is_bounded(e, of) => {
                 return self.bounded(e, (natural, dtype), of);
+            }
+            Expr::Binary(f @ (Binary::Shl | Binary::Shr), a, b) if !natural.is_float() => {
+                let moved = shifts::as_arithmetic(*f, a, b).cast(natural);
+                return self.expression(&moved, dtype, of);
             }
             Expr::Binary(f, a, b) => {
                 let inner = Expr::operand_dtype(*f, (a, b), natural, of.types);
@@ -390,6 +395,12 @@ impl Nodes<'_> {
                 let floor = self.binary(Binary::FloorDiv, a, b, dtype)?;
                 let whole = self.node("Mul", &[&floor, b], Vec::new());
                 return Ok(self.node("Sub", &[a, &whole], Vec::new()));
+            }
+            Binary::BitAnd => "BitwiseAnd",
+            Binary::BitOr => "BitwiseOr",
+            Binary::BitXor => "BitwiseXor",
+            Binary::Shl | Binary::Shr => {
+                return Err(Refusal("a shift is written as arithmetic".into()));
             }
             Binary::Atan2 => return Err(Refusal("the standard has no atan2".into())),
         };

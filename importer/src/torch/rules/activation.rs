@@ -166,6 +166,10 @@ fn bitwise_not(s: &mut Site) -> Results {
     let input = s.subject()?;
     match s.builder.dtype(input) {
         graph::DType::Bool => unary(s, Unary::Not),
+        dtype if dtype.is_int() => {
+            let flipped = Expr::binary(Binary::BitXor, x().cast(DType::I64), Expr::int(-1));
+            of(s, flipped.cast(dtype))
+        }
         dtype => Err(s.unsupported(format!("of {dtype}"))),
     }
 }

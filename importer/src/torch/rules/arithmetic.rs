@@ -60,12 +60,36 @@ pub(super) const RULES: Table = &[
     ("aten.logical_and.default", |s| binary(s, Binary::And)),
     ("aten.logical_or.default", |s| binary(s, Binary::Or)),
     ("aten.logical_xor.default", |s| binary(s, Binary::Xor)),
-    ("aten.bitwise_and.Tensor", |s| truth(s, Binary::And)),
-    ("aten.bitwise_or.Tensor", |s| truth(s, Binary::Or)),
-    ("aten.bitwise_xor.Tensor", |s| truth(s, Binary::Xor)),
-    ("aten.__and__.Tensor", |s| truth(s, Binary::And)),
-    ("aten.__or__.Tensor", |s| truth(s, Binary::Or)),
-    ("aten.__xor__.Tensor", |s| truth(s, Binary::Xor)),
+    ("aten.bitwise_and.Tensor", bitwise_and),
+    ("aten.bitwise_and.Scalar", bitwise_and),
+    ("aten.bitwise_and.Scalar_Tensor", bitwise_and),
+    ("aten.bitwise_or.Tensor", bitwise_or),
+    ("aten.bitwise_or.Scalar", bitwise_or),
+    ("aten.bitwise_or.Scalar_Tensor", bitwise_or),
+    ("aten.bitwise_xor.Tensor", bitwise_xor),
+    ("aten.bitwise_xor.Scalar", bitwise_xor),
+    ("aten.bitwise_xor.Scalar_Tensor", bitwise_xor),
+    ("aten.__and__.Tensor", bitwise_and),
+    ("aten.__or__.Tensor", bitwise_or),
+    ("aten.__xor__.Tensor", bitwise_xor),
+    ("aten.bitwise_left_shift.Tensor", |s| shift(s, Binary::Shl)),
+    ("aten.bitwise_left_shift.Tensor_Scalar", |s| {
+        shift(s, Binary::Shl)
+    }),
+    ("aten.bitwise_left_shift.Scalar_Tensor", |s| {
+        shift(s, Binary::Shl)
+    }),
+    ("aten.__lshift__.Tensor", |s| shift(s, Binary::Shl)),
+    ("aten.__lshift__.Scalar", |s| shift(s, Binary::Shl)),
+    ("aten.bitwise_right_shift.Tensor", |s| shift(s, Binary::Shr)),
+    ("aten.bitwise_right_shift.Tensor_Scalar", |s| {
+        shift(s, Binary::Shr)
+    }),
+    ("aten.bitwise_right_shift.Scalar_Tensor", |s| {
+        shift(s, Binary::Shr)
+    }),
+    ("aten.__rshift__.Tensor", |s| shift(s, Binary::Shr)),
+    ("aten.__rshift__.Scalar", |s| shift(s, Binary::Shr)),
     ("aten.where.self", choose),
     ("aten.where.ScalarOther", choose),
     ("aten.where.ScalarSelf", choose),
@@ -313,11 +337,38 @@ fn pow_scalar(s: &mut Site) -> Results {
     operands.finish(expr)
 }
 
-fn truth(s: &mut Site, f: Binary) -> Results {
+fn bitwise_and(s: &mut Site) -> Results {
+    bitwise(s, Binary::And, Binary::BitAnd)
+}
+
+fn bitwise_or(s: &mut Site) -> Results {
+    bitwise(s, Binary::Or, Binary::BitOr)
+}
+
+fn bitwise_xor(s: &mut Site) -> Results {
+    bitwise(s, Binary::Xor, Binary::BitXor)
+}
+
+/// `logic` of truth values, or `bits` of integers.
+fn bitwise(s: &mut Site, logic: Binary, bits: Binary) -> Results {
     match s.out_dtype(0) {
-        DType::Bool => binary(s, f),
+        DType::Bool => binary(s, logic),
+        dtype if dtype.is_int() => binary(s, bits),
         dtype => Err(s.unsupported(format!("of {dtype}"))),
     }
+}
+
+/// A shift of integers. PyTorch computes those of real numbers as products.
+fn shift(s: &mut Site, f: Binary) -> Results {
+    let dtype = s.out_dtype(0);
+    if !dtype.is_int() {
+        return Err(s.unsupported(format!("of {dtype}")));
+    }
+    let mut operands = Operands::new(s, dtype);
+    let (a, b) = (operands.get("self")?, operands.get("other")?);
+    // As `i64`, so that the last cast cuts off the bits that the type does not have.
+    let moved = Expr::binary(f, a.cast(DType::I64), b.cast(DType::I64));
+    operands.finish(moved.cast(dtype))
 }
 
 /// The remainder with the sign of `x`: exact, which `x − y·trunc(x / y)` is not.

@@ -1,0 +1,340 @@
+//! GroupQueryAttention of ONNX Runtime (domain `com.microsoft`): causal attention with a cache of keys and values, which
+//! runs of query heads share.
+//!
+//! Follows `ContribOperators.md` and the kernel for the CPU. Where that kernel leaves memory as it is, zeros stand here:
+//! in the cache behind the last key. Quantized caches, scores as an output, and attributes that are not known here are
+//! refused.
+
+use super::attention::{Heads, Scoring, attend, rotate, scale_of};
+use super::real::{Real, in_real};
+use super::{Call, Inference, Operator};
+use crate::fact::Fact;
+use crate::tensor::Tensor;
+use graph::SymExpr;
+
+pub const ROWS: &[Operator] = &[Operator::new(
+    "GroupQueryAttention",
+    infer,
+    |call| in_real!(call.input(0)?.element(), R => evaluate::<R>(call)),
+)
+.domain("com.microsoft")];
+
+/// Attributes that are computed with.
+const ATTRIBUTES: [&str; 8] = [
+    "do_rotary",
+    "kv_num_heads",
+    "local_window_size",
+    "num_heads",
+    "rotary_interleaved",
+    "scale",
+    "smooth_softmax",
+    "softcap",
+];
+
+/// How many keys each sequence has before and after this call.
+struct Lengths {
+    past: Vec<usize>,
+    total: Vec<usize>,
+    /// Keys that the new cache has room for.
+    room: usize,
+    /// Whether nothing is kept from before.
+    is_prompt: bool,
+}
+
+impl Lengths {
+    fn new(call: &Call, batch: usize, steps: usize) -> Result<Lengths, String> {
+        let longest = call.ints(6)?.first().copied().unwrap_or(0);
+        let longest = usize::try_from(longest).map_err(|_| "its total length is negative")?;
+        let kept = call
+            .optional(3)
+            .map_or(0, |t| *t.shape.get(2).unwrap_or(&0));
+        let is_prompt = longest == steps;
+        let last = call.ints(5)?;
+        if last.len() != batch {
+            return Err("its lengths are not one for each sequence".to_string());
+        }
+        let total: Option<Vec<usize>> = (last.iter())
+            .map(|n| usize::try_from(n.checked_add(1)?).ok())
+            .collect();
+        let total = total.ok_or("a length is negative")?;
+        let before = |n: &usize| match is_prompt {
+            true => Some(0),
+            false => n.checked_sub(steps).filter(|past| *past <= kept),
+        };
+        let past: Option<Vec<usize>> = total.iter().map(before).collect();
+        let room = longest.max(kept);
+        if total.iter().any(|n| *n > room) || longest < steps {
+            return Err(format!("{longest} keys in all do not fit {steps} new ones"));
+        }
+        Ok(Lengths {
+            past: past.ok_or("its lengths do not fit the kept keys")?,
+            total,
+            room,
+            is_prompt,
+        })
+    }
+
+    /// Position of a new vector in its sequence. Vectors behind the end of a sequence are padding, which is at 1 as in
+    /// ONNX Runtime.
+    fn position(&self, batch: usize, step: usize) -> usize {
+        let at = self.past[batch] + step;
+        match self.is_prompt || at < self.total[batch] {
+            true => at,
+            false => 1,
+        }
+    }
+
+    /// The cache with `new` vectors behind those that `past` has, zeros behind them.
+    fn cached<R: Real>(&self, past: Option<Heads<R>>, new: &Heads<R>) -> Result<Heads<R>, String> {
+        let fits = |past: &Heads<R>| {
+            (past.batch, past.heads, past.size) == (new.batch, new.heads, new.size)
+        };
+        if past.as_ref().is_some_and(|past| !fits(past)) {
+            return Err("what is kept from before does not fit".to_string());
+        }
+        let (row, old) = (new.size, past.as_ref().map_or(0, |past| past.length));
+        let mut values = vec![R::zero(); new.batch * new.heads * self.room * row];
+        for at in 0..new.batch * new.heads {
+            let n_kept = self.past[at / new.heads] * row;
+            let to = &mut values[at * self.room * row..][..self.room * row];
+            if let Some(past) = &past {
+                to[..n_kept].copy_from_slice(&past.values[at * old * row..][..n_kept]);
+            }
+            // A cache may be full in the middle of a padded sequence.
+            let n_new = (new.length * row).min(to.len() - n_kept);
+            to[n_kept..][..n_new].copy_from_slice(&new.values[at * new.length * row..][..n_new]);
+        }
+        Ok(Heads {
+            batch: new.batch,
+            heads: new.heads,
+            length: self.room,
+            size: row,
+            values,
+        })
+    }
+}
+
+fn count(call: &Call, name: &str) -> Result<usize, String> {
+    let n = call.attributes.int(name);
+    n.and_then(|n| usize::try_from(n).ok().filter(|n| *n > 0))
+        .ok_or_else(|| format!("its {name} is missing"))
+}
+
+/// Queries, keys and values, which may be one tensor.
+fn parts<R: Real>(call: &Call) -> Result<[Heads<R>; 3], String> {
+    let x = call.input(0)?;
+    let (n, n_shared) = (count(call, "num_heads")?, count(call, "kv_num_heads")?);
+    if let (Some(k), Some(v)) = (call.optional(1), call.optional(2)) {
+        let shared = Some(n_shared);
+        return Ok([
+            Heads::new(x, Some(n))?,
+            Heads::new(k, shared)?,
+            Heads::new(v, shared)?,
+        ]);
+    }
+    let all = Heads::<R>::new(x, Some(n + 2 * n_shared))?;
+    let block = all.length * all.size;
+    let some = |from: usize, heads: usize| {
+        let sequences = all.values.chunks((all.heads * block).max(1));
+        let values = sequences.flat_map(|own| own[from * block..][..heads * block].to_vec());
+        Heads {
+            batch: all.batch,
+            heads,
+            length: all.length,
+            size: all.size,
+            values: values.collect(),
+        }
+    };
+    Ok([some(0, n), some(n, n_shared), some(n + n_shared, n_shared)])
+}
+
+fn evaluate<R: Real>(call: &Call) -> Result<Vec<Tensor>, String> {
+    let unknown = (call.node.attribute.iter()).find(|a| !ATTRIBUTES.contains(&a.name.as_str()));
+    if let Some(attribute) = unknown {
+        return Err(format!(
+            "its attribute `{}` is not supported",
+            attribute.name
+        ));
+    }
+    let wants = |at: usize| {
+        call.node
+            .output
+            .get(at)
+            .is_some_and(|name| !name.is_empty())
+    };
+    if wants(3) || (12..call.inputs.len()).any(|at| call.optional(at).is_some()) {
+        return Err("scores as an output and quantized caches are not supported".to_string());
+    }
+    let [mut q, mut k, v] = parts::<R>(call)?;
+    let lengths = Lengths::new(call, q.batch, q.length)?;
+    if call.attributes.flag("do_rotary") {
+        turn(call, &lengths, [&mut q, &mut k])?;
+    }
+    let past = |at: usize| {
+        let tensor = call.optional(at);
+        tensor.map(|t| Heads::<R>::new(t, None)).transpose()
+    };
+    let keys = lengths.cached(past(3)?, &k)?;
+    let values = lengths.cached(past(4)?, &v)?;
+    let element = call.input(0)?.element();
+    let merged = call.input(0)?.shape.len() == 3;
+    let y = attended(call, &lengths, &q, [&keys, &values])?;
+    let mut outputs = vec![y.tensor(element, merged)?];
+    if call.node.output.len() > 1 {
+        outputs.push(keys.tensor(element, false)?);
+        outputs.push(values.tensor(element, false)?);
+    }
+    Ok(outputs)
+}
+
+/// Rotates queries and keys by the angles of their positions.
+fn turn<R: Real>(call: &Call, lengths: &Lengths, heads: [&mut Heads<R>; 2]) -> Result<(), String> {
+    let angles = [call.input(7)?, call.input(8)?];
+    let given = match call.optional(9) {
+        Some(_) => Some(call.ints(9)?),
+        None => None,
+    };
+    let interleaved = call.attributes.flag("rotary_interleaved");
+    for own in heads {
+        let steps = own.length;
+        let position = |batch: usize, step: usize| match &given {
+            // The first of all positions, and the following ones.
+            Some(given) if lengths.is_prompt => {
+                usize::try_from(given.first()?.checked_add(step as i64)?).ok()
+            }
+            Some(given) => usize::try_from(*given.get(batch * steps + step)?).ok(),
+            None => Some(lengths.position(batch, step)),
+        };
+        rotate(own, angles, interleaved, &position)?;
+    }
+    Ok(())
+}
+
+/// Attention over the cache: a query sees the keys up to its own.
+fn attended<R: Real>(
+    call: &Call,
+    lengths: &Lengths,
+    q: &Heads<R>,
+    [keys, values]: [&Heads<R>; 2],
+) -> Result<Heads<R>, String> {
+    let room = lengths.room;
+    let bias = call
+        .optional(10)
+        .map(|t| added::<R>(t, q, room))
+        .transpose()?;
+    let window = call.attributes.int("local_window_size").filter(|n| *n >= 0);
+    let window = window.map_or(usize::MAX, |n| n as usize);
+    let sinks = match call.optional(11) {
+        Some(sinks) => Some(R::read(sinks)?.into_owned()),
+        None => (call.attributes.flag("smooth_softmax")).then(|| vec![R::zero(); q.heads]),
+    };
+    if sinks.as_ref().is_some_and(|sinks| sinks.len() != q.heads) {
+        return Err("its sinks are not one for each head".to_string());
+    }
+    let seen = |batch: usize, head: usize, row: usize, column: usize| {
+        // Behind the keys stands the sink: a key and a value of zeros.
+        if let (true, Some(sinks)) = (column == room, &sinks) {
+            return sinks[head];
+        }
+        let own = lengths.past[batch] + row;
+        let last = own.min(lengths.total[batch].saturating_sub(1));
+        if column > last || own.saturating_sub(column) >= window {
+            return R::neg_infinity();
+        }
+        let at = |([b, h], values): &([usize; 2], Vec<R>)| {
+            let part = (batch % b * h + head % h) * q.length + row;
+            values[part * room + column]
+        };
+        bias.as_ref().map_or(R::zero(), at)
+    };
+    let softcap = call.attributes.float("softcap").unwrap_or(0.0);
+    let scale = match call.attributes.float("scale").filter(|scale| *scale != 0.0) {
+        Some(_) => scale_of::<R>(call, q.size),
+        None => R::of((q.size as f64).sqrt().recip()),
+    };
+    let how = Scoring {
+        scale,
+        softcap: R::of(f64::from(softcap)),
+        bias: &seen,
+        keep: None,
+    };
+    let (y, _) = match sinks {
+        None => attend(q, keys, values, &how)?,
+        Some(_) => attend(q, &with_zeros(keys), &with_zeros(values), &how)?,
+    };
+    Ok(y)
+}
+
+/// What is added to scores: its first two sizes, 1 or as many as there are, and its values for `room` keys.
+fn added<R: Real>(
+    bias: &Tensor,
+    q: &Heads<R>,
+    room: usize,
+) -> Result<([usize; 2], Vec<R>), String> {
+    let refuse = || format!("a bias of sizes {:?} does not fit", bias.shape);
+    let [b, h, rows, columns] = bias.shape[..] else {
+        return Err(refuse());
+    };
+    let is_one_of = |n: usize, all: usize| n == 1 || n == all;
+    if !is_one_of(b, q.batch) || !is_one_of(h, q.heads) || rows != q.length || columns > room {
+        return Err(refuse());
+    }
+    let mut values = vec![R::zero(); b * h * rows * room];
+    let given = R::read(bias)?;
+    for (to, from) in (values.chunks_mut(room.max(1))).zip(given.chunks(columns.max(1))) {
+        to[..columns].copy_from_slice(from);
+    }
+    Ok(([b, h], values))
+}
+
+/// The heads with a vector of zeros behind the others.
+fn with_zeros<R: Real>(heads: &Heads<R>) -> Heads<R> {
+    let mut values =
+        Vec::with_capacity(heads.values.len() + heads.batch * heads.heads * heads.size);
+    for at in 0..heads.batch * heads.heads {
+        let n = heads.length * heads.size;
+        values.extend_from_slice(&heads.values[at * n..][..n]);
+        values.resize(values.len() + heads.size, R::zero());
+    }
+    Heads {
+        length: heads.length + 1,
+        values,
+        ..*heads
+    }
+}
+
+fn infer(cx: &Inference) -> Option<Vec<Fact>> {
+    let [batch, length, width] = cx.shape(0)? else {
+        return None;
+    };
+    let heads = |name: &str| cx.attributes.int(name).map(SymExpr::constant);
+    let (n, n_shared) = (heads("num_heads")?, heads("kv_num_heads")?);
+    let all = match cx.fact(1) {
+        Some(_) => n.clone(),
+        None => n.clone() + n_shared.clone() * 2,
+    };
+    let size = width.divide_exactly(&all).unwrap_or_else(|| cx.unknown());
+    // The longest sequence, if the cache that is given has no more room.
+    let total = cx.ints(6).and_then(|all| all.into_iter().next());
+    let kept = match cx.fact(3) {
+        None => Some(SymExpr::constant(0)),
+        Some(_) => cx.shape(3).and_then(|shape| shape.get(2).cloned()),
+    };
+    let room = match (total, kept) {
+        (Some(total), Some(kept)) => match (total.clone() - kept.clone()).as_const() {
+            Some(n) if n < 0 => kept,
+            Some(_) => total,
+            None if kept == SymExpr::constant(0) => total,
+            None => cx.unknown(),
+        },
+        _ => cx.unknown(),
+    };
+    let cache = vec![batch.clone(), n_shared, room, size.clone()];
+    let shapes = [
+        vec![batch.clone(), length.clone(), n * size],
+        cache.clone(),
+        cache,
+    ];
+    let facts = (shapes.into_iter()).map(|shape| Fact::new(cx.element(0), Some(shape)));
+    Some(facts.take(cx.node.output.len()).collect())
+}
