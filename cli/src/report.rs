@@ -362,9 +362,9 @@ pub fn step(model: &Model, train: bool) -> Result<Step> {
         if wrt.is_empty() {
             bail!("the model has no trainable parameters; leave out --train");
         }
-        Step::on_cpu(graph, &sizes, &wrt)?
+        Step::on_cpu(graph, &sizes, &wrt, true)?
     } else {
-        Step::on_cpu(graph, &sizes, &[])?
+        Step::on_cpu(graph, &sizes, &[], true)?
     })
 }
 

@@ -57,16 +57,23 @@ impl Candidate {
 
 /// Replaces each attention that is large enough, whether it is one operator or several
 /// ([`attention_pattern`](crate::attention_pattern)); `wrt` are the positions of the inputs whose gradients are wanted.
+/// Operands of 16 bits are computed with in single precision; those in bf16 are taken only if `widens`, which is for CPUs
+/// without instructions that multiply them faster.
 ///
 /// # Errors
 /// An operator refuses its operands.
-pub(crate) fn replace(graph: &mut Graph, hints: &Bindings, wrt: &[usize]) -> Result<(), OpError> {
+pub(crate) fn replace(
+    graph: &mut Graph,
+    hints: &Bindings,
+    wrt: &[usize],
+    widens: bool,
+) -> Result<(), OpError> {
     let inputs: Vec<ContainerId> = wrt.iter().map(|n| graph.inputs[*n]).collect();
     let trained = autodiff::active(graph, &inputs);
     let is_taken = |graph: &Graph, own: &Candidate| {
         // The gradient of a mask is that of the scores, which then is stored anyway.
         let trains_mask = own.mask.is_some_and(|id| trained.contains(&id));
-        !trains_mask && is_large(graph, own, hints)
+        !trains_mask && is_large(graph, own, hints, widens)
     };
     attention_pattern::recognize(graph, is_taken)?;
     let Some(state) = graph.single_state() else {
@@ -92,18 +99,24 @@ pub(crate) fn replace(graph: &mut Graph, hints: &Bindings, wrt: &[usize]) -> Res
     Ok(())
 }
 
-/// Whether the attention is in f32 with many scores.
-fn is_large(graph: &Graph, own: &Candidate, hints: &Bindings) -> bool {
+/// Whether the attention has operands of a type that is taken, and many scores.
+fn is_large(graph: &Graph, own: &Candidate, hints: &Bindings, widens: bool) -> bool {
     let size = |n: &SymExpr| n.bind(hints).as_const().filter(|n| *n > 0);
+    let dtype = graph.container(own.operands[0]).dtype;
+    let takes_type = match dtype {
+        DType::F32 | DType::F16 => true,
+        DType::BF16 => widens,
+        _ => false,
+    };
     let is_known = own.operands.iter().all(|id| {
         let container = graph.container(*id);
         let sizes = &container.shape;
-        container.dtype == DType::F32
+        container.dtype == dtype
             && [3, 4].contains(&sizes.len())
             && sizes.iter().all(|n| size(n).is_some())
     });
     let mask = own.mask.map(|id| graph.container(id).dtype);
-    let takes_mask = mask.is_none_or(|dtype| matches!(dtype, DType::F32 | DType::Bool));
+    let takes_mask = mask.is_none_or(|mask| mask == dtype || mask == DType::Bool);
     let (Some(rows), Some(columns)) = (size(&own.rows), size(&own.columns)) else {
         return false;
     };
@@ -113,7 +126,7 @@ fn is_large(graph: &Graph, own: &Candidate, hints: &Bindings) -> bool {
     };
     let heads = own.heads.iter().filter_map(size);
     let has_heads = heads.fold(1, i64::saturating_mul) >= HEADS;
-    is_known && takes_mask && has_heads && rows.saturating_mul(columns) >= least
+    takes_type && is_known && takes_mask && has_heads && rows.saturating_mul(columns) >= least
 }
 
 /// Appends the node. If gradients are wanted, it keeps the logarithm of each row's sum and the rest of that logarithm.
@@ -123,7 +136,7 @@ fn append(builder: &mut Builder, library: &Library, with_gradients: bool) {
     let for_row = |builder: &mut Builder, name: &str| {
         let q = query.as_ref().filter(|_| with_gradients)?;
         let rows = &q.shape[..q.shape.len() - 1];
-        Some(builder.transient(&format!("{}_{name}", q.name), q.dtype, rows))
+        Some(builder.transient(&format!("{}_{name}", q.name), DType::F32, rows))
     };
     let (lse, rest) = (for_row(builder, "lse"), for_row(builder, "rest"));
     let mut attrs = library.attrs.clone();
@@ -146,10 +159,17 @@ mod tests {
 
     /// The operators after the pass, for an attention with four heads. `rest` has further operands and attributes.
     fn operators(rows: i64, dtype: &str, rest: &str, wrt: &[usize]) -> Vec<String> {
-        operators_of(2, rows, dtype, rest, wrt)
+        operators_of((2, true), rows, dtype, rest, wrt)
     }
 
-    fn operators_of(batch: i64, rows: i64, dtype: &str, rest: &str, wrt: &[usize]) -> Vec<String> {
+    /// The same for a batch size, and with or without attention of 16 bits.
+    fn operators_of(
+        (batch, widens): (i64, bool),
+        rows: i64,
+        dtype: &str,
+        rest: &str,
+        wrt: &[usize],
+    ) -> Vec<String> {
         let containers = format!(
             "%q: {dtype}[{batch}, 2, {rows}, 8] input
              %k: {dtype}[{batch}, 2, {rows}, 8] input
@@ -160,7 +180,7 @@ mod tests {
         );
         let node = format!("%y = attention(%q, %k, %v{rest}");
         let mut graph = text_graph(&containers, &node, "%y");
-        replace(&mut graph, &Bindings::new(), wrt).expect("its operands fit");
+        replace(&mut graph, &Bindings::new(), wrt, widens).expect("its operands fit");
         let nodes = &graph.single_state().expect("a state").nodes;
         let names = nodes.iter().map(|node| match &node.kind {
             NodeKind::Library(library) => library.op.clone(),
@@ -177,6 +197,11 @@ mod tests {
         assert_eq!(operators(256, "f32", causal, &[]), ["attention_with_lse"]);
         let dropout = ", -, %s) {dropout=0.5, id=3}";
         assert_eq!(operators(256, "f32", dropout, &[0]), ["attention_with_lse"]);
+        assert_eq!(
+            operators(512, "bf16", ", %m)", &[0]),
+            ["attention_with_lse"]
+        );
+        assert_eq!(operators(512, "f16", ")", &[0]), ["attention_with_lse"]);
     }
 
     #[test]
@@ -192,7 +217,10 @@ mod tests {
             "few, with dropout"
         );
         assert_eq!(operators(512, "f64", ")", &[0]), kept, "its type");
-        assert_eq!(operators_of(1, 512, "f32", ")", &[0]), kept, "two heads");
+        let two_heads = operators_of((1, true), 512, "f32", ")", &[0]);
+        assert_eq!(two_heads, kept, "two heads");
+        let narrow = operators_of((2, false), 512, "bf16", ")", &[0]);
+        assert_eq!(narrow, kept, "bf16 is multiplied as it is");
         assert_eq!(operators(512, "f32", ", %m)", &[3]), kept, "trained mask");
     }
 }

@@ -56,6 +56,8 @@ struct Scores {
     product: usize,
     scale: f64,
     mask: Option<Mask>,
+    /// Whether a number was added to all of them, which does not change their softmax.
+    is_shifted: bool,
 }
 
 /// Who writes and who reads each container of a graph without control flow.
@@ -207,6 +209,7 @@ fn scores(uses: &Uses, x: ContainerId, steps: usize) -> Option<Scores> {
             product: n,
             scale: 1.0,
             mask: None,
+            is_shifted: false,
         });
     }
     let Some(Attr::Expr(expr)) = library.attrs.get("expr") else {
@@ -234,7 +237,7 @@ fn scores(uses: &Uses, x: ContainerId, steps: usize) -> Option<Scores> {
     })
 }
 
-/// `expr` with numbers instead of constant operands of one element, as which ONNX files store factors and fill values.
+/// Replaces constant float operands of one element by numbers: ONNX files store factors and fill values so.
 fn with_numbers(graph: &Graph, library: &Library, expr: &Expr) -> Expr {
     expr.map_leaves(&|leaf| {
         let Expr::In(n) = leaf else { return None };
@@ -278,13 +281,24 @@ fn apply(
             let fits = scores.mask.is_none() && (scale as f32).is_normal();
             fits.then(|| scores.scale = scale)
         }
+        Expr::Binary(Binary::Add, a, b) if a.as_number().or(b.as_number()).is_some() => {
+            let (inner, number) = match a.as_number() {
+                Some(number) => (b, number),
+                None => (a, b.as_number()?),
+            };
+            apply(uses, library, inner, own, scores)?;
+            scores.is_shifted = true;
+            number.is_finite().then_some(())
+        }
         Expr::Binary(Binary::Add, a, b) => {
             let (inner, mask) = match has_scores(a) {
                 true => (a, operand(b)?),
                 false => (b, operand(a)?),
             };
             apply(uses, library, inner, own, scores)?;
-            let is_float = uses.graph.container(mask).dtype == DType::F32;
+            let dtype = |id: ContainerId| uses.graph.container(id).dtype;
+            let is_float =
+                dtype(mask).is_float() && library.inputs[own].map(dtype) == Some(dtype(mask));
             let mask = Mask {
                 container: mask,
                 fill: None,
@@ -304,7 +318,9 @@ fn apply(
                 container: mask,
                 fill: Some((fill, hides)),
             };
-            (scores.mask.is_none() && is_bool && !fill.is_nan()).then(|| scores.mask = Some(mask))
+            // A finite number that replaces scores does not grow with the others.
+            let fits = fill.is_infinite() || (fill.is_finite() && !scores.is_shifted);
+            (scores.mask.is_none() && is_bool && fits).then(|| scores.mask = Some(mask))
         }
         _ => None,
     }

@@ -33,14 +33,21 @@ pub struct Step {
 
 impl Step {
     /// Builds the step for a CPU: the forward pass and, if `wrt` names positions of inputs, their gradients. Large
-    /// attention becomes a kernel that stores no scores. `hints` are the expected values of symbolic sizes.
+    /// attention becomes a kernel that stores no scores. `hints` are the expected values of symbolic sizes. `widens`:
+    /// whether attention in bf16 does too, computed in single precision; for CPUs without instructions that multiply
+    /// bf16 numbers faster.
     ///
     /// # Errors
     /// As for [`Step::forward`] and [`Step::training`].
-    pub fn on_cpu(graph: &Graph, hints: &Bindings, wrt: &[usize]) -> Result<Step, CompileError> {
+    pub fn on_cpu(
+        graph: &Graph,
+        hints: &Bindings,
+        wrt: &[usize],
+        widens: bool,
+    ) -> Result<Step, CompileError> {
         check("import", graph)?;
         let mut own = graph.clone();
-        attention_loops::replace(&mut own, hints, wrt)?;
+        attention_loops::replace(&mut own, hints, wrt, widens)?;
         match wrt {
             [] => Step::forward(&own),
             _ => Step::training(&own, wrt),

@@ -8,10 +8,10 @@ use fusion::Target;
 use graph::{Bindings, Graph};
 use importer::torch::{ImportError, Imported, import};
 use kernels::compile::CompileOptions;
-use kernels::progress::Progress;
+use kernels::progress::{Progress, Silent};
 use kernels::templates::Templates;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Steps by target and the inputs whose gradient is wanted.
 type Steps = BTreeMap<(Target, Vec<usize>), Arc<Step>>;
@@ -63,7 +63,7 @@ impl Captured {
         }
         let graph = self.graph();
         let step = Arc::new(match (target, wrt) {
-            (Target::Cpu, _) => Step::on_cpu(graph, self.hints(), wrt)?,
+            (Target::Cpu, _) => Step::on_cpu(graph, self.hints(), wrt, !multiplies_pairs())?,
             (_, []) => Step::forward(graph)?,
             _ => Step::training(graph, wrt)?,
         });
@@ -155,6 +155,15 @@ impl Captured {
         }
         Ok(built)
     }
+}
+
+/// Whether this CPU multiplies pairs of bf16 numbers faster than single precision; no without a C compiler to ask.
+fn multiplies_pairs() -> bool {
+    static KNOWN: OnceLock<bool> = OnceLock::new();
+    *KNOWN.get_or_init(|| {
+        let options = CompileOptions::from_environment(&mut Silent);
+        options.is_ok_and(|options| options.target.pairs.is_some())
+    })
 }
 
 /// A panic under the lock leaves texts that are whole.

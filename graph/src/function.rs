@@ -114,9 +114,9 @@ pub enum Binary {
     BitOr,
     /// bitwise exclusive or of integers; 0 of real numbers
     BitXor,
-    /// a·2ᵇ of integers, modulo the width of their type; 0 if b < 0; 0 of real numbers
+    /// a·2ᵇ of integers, without the bits that their type has no room for; 0 if b < 0 or b > 63; 0 of real numbers
     Shl,
-    /// ⌊a / 2ᵇ⌋ of integers; if b < 0, what all bits of a shifted out leave: 0, or −1 if a < 0; 0 of real numbers
+    /// ⌊a / 2ᵇ⌋ of integers; if b < 0 or b > 63: 0, or −1 if a < 0; 0 of real numbers
     Shr,
 }
 

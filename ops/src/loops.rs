@@ -43,9 +43,7 @@ fn is_loop(graph: &Graph, library: &Library) -> bool {
         _ if !is_filled(graph, library) => false,
         "recurrence" | "recurrence_gradient" => types.all(is_float),
         // The compiler makes these operators only where it wants their loop.
-        "attention_with_lse" | "attention_gradient" => {
-            types.all(|dtype| matches!(dtype, DType::F32 | DType::Bool | DType::I64))
-        }
+        "attention_with_lse" | "attention_gradient" => types.all(|dtype| dtype != DType::F64),
         "cumsum" | "topk" => types.all(is_number) && has_long_axis(graph, library),
         _ => false,
     }

@@ -6,6 +6,7 @@ import pytest
 import shorthaul
 import torch
 from against_eager import assert_close
+from shorthaul import _machine
 from torch.nn.functional import scaled_dot_product_attention as attention
 
 
@@ -79,6 +80,24 @@ def test_both_passes_are_as_close_to_float64_as_eager(sizes, causal):
     tensors, dy = operands(*sizes)
     against_float64(model, tensors, dy)
     assert not stores_scores(model, *tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("form", ["causal", "hidden", "added", "wide values"])
+def test_operands_of_16_bits(form, dtype):
+    tensors, dy = operands(2, 2, 520, 600, 40, 40 if form != "wide values" else 56)
+    tensors = [t.detach().to(dtype).requires_grad_() for t in tensors]
+    generator = torch.Generator().manual_seed(2)
+    mask = {
+        "hidden": torch.rand(2, 1, 520, 600, generator=generator) > 0.3,
+        "added": torch.randn(520, 600, generator=generator).to(dtype),
+    }
+    given = [mask[form]] if form in mask else []
+    model = Attention(is_causal=form == "causal")
+    against_float64(model, tensors, dy.to(dtype), *given)
+    # Where instructions multiply 16-bit numbers, attention stays composed.
+    if not _machine.assumed().pair_operations_per_us:
+        assert not stores_scores(model, *tensors, *given)
 
 
 def masks(batch, heads, rows, columns):

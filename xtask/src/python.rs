@@ -95,7 +95,7 @@ pub fn prepare_for_demo(root: &Path) -> Result<Venv> {
         requirements(root, &[DEMO, ALL])?,
     );
     prepare_in(root, own_folder(root), &[&wanted, &all], |venv| {
-        let mut build = start_demo_build(root);
+        let mut build = start_demo_build(venv);
         let installed = install_large(venv, &wanted).and_then(|()| install(venv, DEMO));
         if let Some(build) = &mut build {
             if installed.is_err() {
@@ -107,10 +107,9 @@ pub fn prepare_for_demo(root: &Path) -> Result<Venv> {
     })
 }
 
-/// Starts to compile the package's Rust code, while packages are downloaded and unpacked. [`build_package`] finds most
-/// of it done. If this build fails, that one fails too, and shows why.
-fn start_demo_build(root: &Path) -> Option<Child> {
-    println!("Compiling the Rust code meanwhile ...");
+/// Starts to compile the package's Rust code, while packages are downloaded and unpacked. [`build_package`] finds all
+/// of it done but the crates that know Python. If this build fails, that one says why.
+fn start_demo_build(venv: &Venv) -> Option<Child> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut build = Command::new(cargo);
     build.args([
@@ -122,9 +121,14 @@ fn start_demo_build(root: &Path) -> Option<Child> {
     ]);
     build.args(Build::Demo.options());
     build.args(["--manifest-path", "torch-bridge/Cargo.toml"]);
-    build.current_dir(root);
+    build.env("PYO3_PYTHON", venv.folder.join("bin/python"));
+    build.current_dir(&venv.root);
     build.stdout(Stdio::null()).stderr(Stdio::null());
-    build.spawn().ok()
+    let started = build.spawn().ok();
+    if started.is_some() {
+        println!("Compiling the Rust code meanwhile ...");
+    }
+    started
 }
 
 /// The environment's folder.

@@ -47,7 +47,7 @@ fn two_products_around_a_softmax_are_one_attention() {
 fn factors_and_fill_values_may_be_stored_as_tensors() {
     let nodes = format!(
         "{SCORES}%t = elementwise(%s, %eight) {{expr=($0 / $1)}}
-         %u = elementwise(%mask, %hidden, %t) {{expr=(select($0, $1, $2))}}
+         %u = elementwise(%mask, %hidden, %t, %eight) {{expr=(select($0, $1, ($2 + $3)))}}
          %p = softmax(%u) {{axis=3}}
          {VALUES}"
     );
@@ -58,6 +58,20 @@ fn factors_and_fill_values_may_be_stored_as_tensors() {
     assert!(not.contains("elementwise(%mask)"), "{not}");
     let attrs = "{fill=-inf, safe=false, scale=0.125}";
     assert!(attention.ends_with(attrs), "{attention}");
+}
+
+#[test]
+fn a_number_that_is_added_matters_beside_a_finite_fill_value() {
+    let with = |fill: &str| {
+        let nodes = format!(
+            "{SCORES}%t = elementwise(%s, %eight) {{expr=($0 + $1)}}
+             %u = elementwise(%mask, %t) {{expr=(select($0, {fill}, $1))}}
+             %p = softmax(%u) {{axis=3}}
+             {VALUES}"
+        );
+        after(&nodes, "%y").len()
+    };
+    assert_eq!((with("-inf"), with("-9.0")), (2, 5));
 }
 
 #[test]

@@ -259,6 +259,9 @@ DECODERS = [
     product("eight bits and a bias", 32, 16, bits=8, bias=some(5)),
     table("usual"),
     table("zero points", RANDOM.integers(0, 256, (6, 1)).astype(np.uint8)),
+    grouped("defaults", 3, 0, smooth_softmax=-1, do_rotary=0, softcap=-1.0, qk_output=0),
+    grouped("a padded prompt and a window", 5, 0, lengths=[5, 2], local_window_size=2),
+    grouped("sequences of other lengths and a window", 1, 4, lengths=[5, 3], local_window_size=2),
 ]
 
 

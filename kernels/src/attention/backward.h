@@ -9,18 +9,18 @@ void NAME(void *const *buf, void *scratch, long tid, long nt) {
   float *restrict const numbers = dqs + n_rows * wide;
 SEED_LINE
   for (long head = HEADS * tid / nt; head < HEADS * (tid + 1) / nt; ++head) {
-    const float *restrict const dy = (const float *)buf[0] + DY_AT, *restrict const q = (const float *)buf[1] + Q_AT;
-    const float *restrict const k = (const float *)buf[2] + K_AT, *restrict const v = (const float *)buf[3] + V_AT;
+    const REAL *restrict const dy = (const REAL *)buf[0] + DY_AT, *restrict const q = (const REAL *)buf[1] + Q_AT;
+    const REAL *restrict const k = (const REAL *)buf[2] + K_AT, *restrict const v = (const REAL *)buf[3] + V_AT;
 MASK_HERE
-    const float *restrict const y = (const float *)buf[Y_BUFFER] + Y_AT;
+    const REAL *restrict const y = (const REAL *)buf[Y_BUFFER] + Y_AT;
     const float *restrict const lse = (const float *)buf[LSE_BUFFER] + LSE_AT;
 REST_LINE
-    float *restrict const dq = (float *)buf[DQ_BUFFER] + DQ_AT, *restrict const dk = (float *)buf[DK_BUFFER] + DK_AT;
-    float *restrict const dv = (float *)buf[DV_BUFFER] + DV_AT;
+    REAL *restrict const dq = (REAL *)buf[DQ_BUFFER] + DQ_AT, *restrict const dk = (REAL *)buf[DK_BUFFER] + DK_AT;
+    REAL *restrict const dv = (REAL *)buf[DV_BUFFER] + DV_AT;
     for (long i = 0; i < n_rows; ++i) {
       float total = 0.0f;
 #pragma omp simd reduction(+ : total)
-      for (long e = 0; e < width; ++e) total += dy[i * DY_ROW + e] * y[i * Y_ROW + e];
+      for (long e = 0; e < width; ++e) total += FROM(dy[i * DY_ROW + e]) * FROM(y[i * Y_ROW + e]);
       delta[i] = total;
     }
     for (long i = 0; i < n_rows * wide; ++i) dqs[i] = 0.0f;

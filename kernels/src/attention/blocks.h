@@ -62,29 +62,29 @@ static __attribute__((noinline)) void NAME_add_turned(
 
 /* Rows of `width` elements times a factor, filled with zeros up to `wide`. */
 static void NAME_load(
-    float *restrict to, long wide, const float *restrict from, long row, long n, long width, float factor) {
+    float *restrict to, long wide, const REAL *restrict from, long row, long n, long width, float factor) {
   for (long i = 0; i < n; ++i) {
-    for (long d = 0; d < width; ++d) to[i * wide + d] = from[i * row + d] * factor;
+    for (long d = 0; d < width; ++d) to[i * wide + d] = FROM(from[i * row + d]) * factor;
     for (long d = width; d < wide; ++d) to[i * wide + d] = 0.0f;
   }
 }
 
 /* The transpose, in blocks of 16 rows; columns behind the last row are zeros. */
-static void NAME_turn(float *restrict to, long wide, const float *restrict from, long row, long n, long width) {
+static void NAME_turn(float *restrict to, long wide, const REAL *restrict from, long row, long n, long width) {
   long i = 0;
   for (; i + 16 <= n; i += 16)
     for (long d = 0; d < width; ++d)
-      for (long l = 0; l < 16; ++l) to[d * wide + i + l] = from[(i + l) * row + d];
+      for (long l = 0; l < 16; ++l) to[d * wide + i + l] = FROM(from[(i + l) * row + d]);
   for (long d = 0; d < width; ++d) {
-    for (long l = i; l < n; ++l) to[d * wide + l] = from[l * row + d];
+    for (long l = i; l < n; ++l) to[d * wide + l] = FROM(from[l * row + d]);
     for (long l = n; l < wide && l < n + LANES; ++l) to[d * wide + l] = 0.0f;
   }
 }
 
 static void NAME_store(
-    float *restrict to, long row, const float *restrict from, long wide, long n, long width, float factor) {
+    REAL *restrict to, long row, const float *restrict from, long wide, long n, long width, float factor) {
   for (long i = 0; i < n; ++i)
-    for (long d = 0; d < width; ++d) to[i * row + d] = from[i * wide + d] * factor;
+    for (long d = 0; d < width; ++d) to[i * row + d] = TO(from[i * wide + d] * factor);
 }
 
 /* 0 if all numbers are finite, else NaN. A masked key with NaN or infinity makes a row NaN, as in PyTorch. */

@@ -8,10 +8,11 @@ SEED_LINE
   for (long unit = UNITS * tid / nt; unit < UNITS * (tid + 1) / nt; ++unit) {
     const long head = unit / CHUNKS, first = unit % CHUNKS * CHUNK;
     const long n = n_rows - first < CHUNK ? n_rows - first : CHUNK;
-    const float *restrict const q = (const float *)buf[0] + Q_AT, *restrict const k = (const float *)buf[1] + K_AT;
-    const float *restrict const v = (const float *)buf[2] + V_AT;
+    const REAL *restrict const q = (const REAL *)buf[0] + Q_AT, *restrict const k = (const REAL *)buf[1] + K_AT;
+    const REAL *restrict const v = (const REAL *)buf[2] + V_AT;
 MASK_HERE
-    float *restrict const y = (float *)buf[Y_BUFFER] + Y_AT, *restrict const lse = (float *)buf[LSE_BUFFER] + LSE_AT;
+    REAL *restrict const y = (REAL *)buf[Y_BUFFER] + Y_AT;
+    float *restrict const lse = (float *)buf[LSE_BUFFER] + LSE_AT;
     float *restrict const rest = (float *)buf[REST_BUFFER] + REST_AT;
     for (long i = 0; i < n; ++i) { top[i] = -__builtin_inff(); sum[i] = 0.0f; }
     for (long i = 0; i < n * tall; ++i) o[i] = 0.0f;
@@ -61,7 +62,7 @@ UNIFORM_LINE
     }
     for (long i = 0; i < n; ++i) {
       const float all = sum[i] == 0.0f ? NOTHING : 1.0f / sum[i];
-      for (long e = 0; e < width; ++e) y[(first + i) * Y_ROW + e] = o[i * tall + e] * all;
+      for (long e = 0; e < width; ++e) y[(first + i) * Y_ROW + e] = TO(o[i * tall + e] * all);
       const float high = sum[i] == 0.0f ? -__builtin_inff() : top[i] + sh_log(sum[i]);
       lse[first + i] = high;
       /* If the maximum is large, rounding lse loses the logarithm of the sum; the rest keeps it. */

@@ -11,6 +11,8 @@
 //! unless numbers are not finite.
 //! Dropout's uniform numbers are made for a row of a block at a time, the same ones in both passes.
 //!
+//! Operands of 16 bits are widened when a block of them is loaded; everything in between is in single precision.
+//!
 //! Formulas: `ops::attention_lse`. No two threads add to the same element and the order of all sums is fixed, so
 //! results do not depend on the number of threads. Never decides which nodes stay whole.
 
@@ -33,6 +35,8 @@ pub(crate) struct Attention {
     /// The operands and results, in the order of [`Pass::operands`], as parts of their containers; without the mask,
     /// if there is none.
     pub(crate) views: Vec<View>,
+    /// Element type of the operands and results, without the mask, lse and rest.
+    pub(crate) element: DType,
     /// Element type of the mask, if there is one: numbers to add, or bool for whether a row sees a key.
     pub(crate) mask: Option<DType>,
     /// Dropout of the probabilities; its seed is then an operand.
@@ -235,7 +239,7 @@ impl Attention {
         let Some(dtype) = self.mask else {
             return [score, gradient];
         };
-        let value = format!("mask_row[j * {}]", self.mask_strides()[1]);
+        let value = widened(dtype, &format!("mask_row[j * {}]", self.mask_strides()[1]));
         match (dtype, self.fill) {
             (DType::Bool, None) => [
                 format!("({score} + ({value} ? 0.0f : -__builtin_inff()))"),
@@ -327,6 +331,9 @@ impl Attention {
             ("UNITS".into(), number(heads * chunks)),
             ("CAUSAL".into(), number(i64::from(self.causal))),
             ("SCALE".into(), float(self.scale as f32)),
+            ("REAL".into(), c_type(self.element).into()),
+            ("FROM".into(), conversion("from", self.element)),
+            ("TO".into(), conversion("to", self.element)),
             ("SCORE".into(), score),
             ("SCORE_AGAIN".into(), score_again),
             ("GRADIENT".into(), gradient),
@@ -366,6 +373,22 @@ impl Attention {
     }
 }
 
+/// The C function that converts a number of 16 bits from or to single precision; nothing for other types.
+fn conversion(way: &str, dtype: DType) -> String {
+    match dtype {
+        DType::F16 | DType::BF16 => format!("sh_{way}_{}", dtype.name()),
+        _ => String::new(),
+    }
+}
+
+/// A number of a mask as C computes with it.
+fn widened(dtype: DType, text: &str) -> String {
+    match conversion("from", dtype) {
+        convert if convert.is_empty() => text.to_string(),
+        convert => format!("{convert}({text})"),
+    }
+}
+
 /// A number in C.
 fn float(x: f32) -> String {
     match x {
@@ -377,9 +400,10 @@ fn float(x: f32) -> String {
 
 /// A function that narrows a range of columns to those that some row sees; it begins at a whole vector.
 fn seen_text(mask: DType) -> String {
+    let value = widened(mask, "mask[i * row + j * column]");
     let sees = match mask {
-        DType::Bool => "mask[i * row + j * column] != 0",
-        _ => "mask[i * row + j * column] != -__builtin_inff()",
+        DType::Bool => format!("{value} != 0"),
+        _ => format!("{value} != -__builtin_inff()"),
     };
     format!(
         "static void NAME_seen(const {real} *restrict mask, long row, long column, long rows, long *low, long *high) {{
@@ -433,6 +457,7 @@ mod tests {
         }
         Attention {
             views,
+            element: DType::F32,
             mask: None,
             dropout: None,
             has_rest: true,
@@ -456,6 +481,19 @@ mod tests {
             assert!(open.is_empty(), "{open:?}");
             assert!(text.contains("void k(void *const *buf"));
         }
+    }
+
+    #[test]
+    fn operands_of_16_bits_are_widened() {
+        let half = Attention {
+            element: DType::BF16,
+            ..form(Pass::Backward, false)
+        };
+        let text = half.text("k");
+        assert!(text.contains("const unsigned short *restrict const dy"));
+        assert!(text.contains("sh_from_bf16(dy["));
+        assert!(text.contains("= sh_to_bf16(from["));
+        assert!(text.contains("const float *restrict const lse"));
     }
 
     #[test]

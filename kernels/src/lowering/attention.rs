@@ -68,8 +68,10 @@ impl Lowering<'_> {
             Some(Attr::Float(scale)) => *scale,
             _ => 1.0 / (width.copied().unwrap_or(1) as f64).sqrt(),
         };
+        let q = library.inputs[usize::from(pass == Pass::Backward)].ok_or_else(not_expanded)?;
         let form = Attention {
             views,
+            element: self.graph.container(q).dtype,
             mask,
             dropout,
             has_rest: pass == Pass::Forward || rest.is_some(),

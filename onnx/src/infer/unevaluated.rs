@@ -59,11 +59,6 @@ fn sizes(cx: &Inference) -> Option<Sizes> {
                 (float, Some(vec![rows, cx.unknown()])),
             ]
         }
-        ("com.microsoft", "MatMulNBits") => {
-            let mut shape = first()?;
-            *shape.last_mut()? = SymExpr::constant(cx.attributes.int("N")?);
-            vec![(cx.element(0), Some(shape))]
-        }
         ("com.microsoft", "RotaryEmbedding") => vec![(cx.element(0), first())],
         ("com.microsoft", "EmbedLayerNormalization") => {
             let (ids, words) = (cx.shape(0)?, cx.shape(2)?);

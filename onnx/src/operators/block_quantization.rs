@@ -2,6 +2,7 @@
 //! dimension: MatMulNBits and GatherBlockQuantized.
 //!
 //! Owns how numbers of 2, 4 and 8 bits lie in bytes: the first one in the lowest bits, each row in bytes of its own.
+//! Products are exact: `accuracy_level`, by which ONNX Runtime may round the other operand, is not followed.
 
 use super::products::{matrix, matrix_mut, multiply};
 use super::real::{Real, in_real};
@@ -39,7 +40,7 @@ impl<'a> Packed<'a> {
     fn new(tensor: &'a Tensor, n_rows: usize, bits: usize) -> Result<Packed<'a>, String> {
         let Values::U8(bytes) = &*tensor.values else {
             return Err(format!(
-                "weights of type {} are not supported",
+                "weights or zero points of type {} are not supported",
                 tensor.element()
             ));
         };
@@ -203,7 +204,7 @@ fn rows<R: Real>(call: &Call) -> Result<Vec<Tensor>, String> {
     if axis("gather_axis", 0) != 0 || !matches!(axis("quantize_axis", 1), 1 | -1) {
         return Err("a table of blocks along other dimensions is not supported".to_string());
     }
-    let length = n_bytes * 8 / bits;
+    let length = n_bytes.checked_mul(8).ok_or("its table is too large")? / bits;
     let blocks = Blocks::<R>::new(call, [0, 2, 3], (n_rows, length), (bits, size))?;
     let chosen = call.ints(1)?;
     let mut y = vec![R::zero(); chosen.len() * length];

@@ -1,15 +1,15 @@
 //! GroupQueryAttention of ONNX Runtime (domain `com.microsoft`): causal attention with a cache of keys and values, which
 //! runs of query heads share.
 //!
-//! Follows `ContribOperators.md` and the kernel for the CPU. Where that kernel leaves memory as it is, zeros stand here:
-//! in the cache behind the last key. Quantized caches, scores as an output, and attributes that are not known here are
-//! refused.
+//! Follows ONNX Runtime's `ContribOperators.md` and its kernel for the CPU. The cache has zeros behind the last key.
+//! Refused are quantized caches, a shared cache without new keys, scores as an output, and attributes that are not known
+//! here.
 
 use super::attention::{Heads, Scoring, attend, rotate, scale_of};
 use super::real::{Real, in_real};
 use super::{Call, Inference, Operator};
 use crate::fact::Fact;
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, room};
 use graph::SymExpr;
 
 pub const ROWS: &[Operator] = &[Operator::new(
@@ -30,6 +30,30 @@ const ATTRIBUTES: [&str; 8] = [
     "smooth_softmax",
     "softcap",
 ];
+/// Other attributes with the integer that changes nothing, which ONNX Runtime writes into files.
+const HARMLESS: [(&str, i64); 3] = [("causal", 1), ("qk_output", 0), ("sliding_window_cache", 0)];
+/// Other attributes of which a text, or any number, changes nothing without quantized caches and norms of queries.
+const HARMLESS_TEXTS: [(&str, &str); 2] = [("k_quant_type", "NONE"), ("v_quant_type", "NONE")];
+
+/// An attribute that is not computed with, if there is one.
+fn unknown_attribute<'a>(call: &Call<'a>) -> Option<&'a str> {
+    let a = call.attributes;
+    let is_known = |name: &str| {
+        let is_harmless = HARMLESS
+            .iter()
+            .any(|(own, n)| *own == name && a.int(name) == Some(*n));
+        let is_harmless_text =
+            (HARMLESS_TEXTS.iter()).any(|(own, text)| *own == name && a.text(name) == Some(*text));
+        ATTRIBUTES.contains(&name) || is_harmless || is_harmless_text || name == "qk_norm_epsilon"
+    };
+    let names = call.node.attribute.iter().map(|a| a.name.as_str());
+    names.into_iter().find(|name| !is_known(name))
+}
+
+/// Whether an attribute is 1. Others have defaults of -1.
+fn is_on(call: &Call, name: &str) -> bool {
+    call.attributes.int(name) == Some(1)
+}
 
 /// How many keys each sequence has before and after this call.
 struct Lengths {
@@ -37,72 +61,61 @@ struct Lengths {
     total: Vec<usize>,
     /// Keys that the new cache has room for.
     room: usize,
-    /// Whether nothing is kept from before.
+    /// Whether the new keys begin at position 0.
     is_prompt: bool,
 }
 
 impl Lengths {
-    fn new(call: &Call, batch: usize, steps: usize) -> Result<Lengths, String> {
+    /// The lengths of sequences of `steps` new keys and at most `kept` old ones.
+    fn new(call: &Call, (batch, steps): (usize, usize), kept: usize) -> Result<Lengths, String> {
         let longest = call.ints(6)?.first().copied().unwrap_or(0);
         let longest = usize::try_from(longest).map_err(|_| "its total length is negative")?;
-        let kept = call
-            .optional(3)
-            .map_or(0, |t| *t.shape.get(2).unwrap_or(&0));
         let is_prompt = longest == steps;
+        if longest < steps || longest - steps > kept {
+            return Err(format!(
+                "{kept} kept keys and {steps} new ones are not {longest} in all"
+            ));
+        }
         let last = call.ints(5)?;
         if last.len() != batch {
             return Err("its lengths are not one for each sequence".to_string());
         }
         let total: Option<Vec<usize>> = (last.iter())
-            .map(|n| usize::try_from(n.checked_add(1)?).ok())
+            .map(|n| {
+                usize::try_from(*n)
+                    .ok()?
+                    .checked_add(1)
+                    .filter(|n| *n <= longest)
+            })
             .collect();
-        let total = total.ok_or("a length is negative")?;
+        let total = total.ok_or("a length is negative or more than the total length")?;
         let before = |n: &usize| match is_prompt {
             true => Some(0),
             false => n.checked_sub(steps).filter(|past| *past <= kept),
         };
         let past: Option<Vec<usize>> = total.iter().map(before).collect();
-        let room = longest.max(kept);
-        if total.iter().any(|n| *n > room) || longest < steps {
-            return Err(format!("{longest} keys in all do not fit {steps} new ones"));
-        }
         Ok(Lengths {
             past: past.ok_or("its lengths do not fit the kept keys")?,
             total,
-            room,
+            room: longest.max(kept),
             is_prompt,
         })
     }
 
-    /// Position of a new vector in its sequence. Vectors behind the end of a sequence are padding, which is at 1 as in
-    /// ONNX Runtime.
-    fn position(&self, batch: usize, step: usize) -> usize {
-        let at = self.past[batch] + step;
-        match self.is_prompt || at < self.total[batch] {
-            true => at,
-            false => 1,
-        }
-    }
-
-    /// The cache with `new` vectors behind those that `past` has, zeros behind them.
-    fn cached<R: Real>(&self, past: Option<Heads<R>>, new: &Heads<R>) -> Result<Heads<R>, String> {
-        let fits = |past: &Heads<R>| {
-            (past.batch, past.heads, past.size) == (new.batch, new.heads, new.size)
-        };
-        if past.as_ref().is_some_and(|past| !fits(past)) {
-            return Err("what is kept from before does not fit".to_string());
-        }
-        let (row, old) = (new.size, past.as_ref().map_or(0, |past| past.length));
-        let mut values = vec![R::zero(); new.batch * new.heads * self.room * row];
+    /// The cache with `new` vectors behind those that `past` has, zeros behind them. Both fit each other and the
+    /// lengths.
+    fn cached<R: Real>(&self, past: Option<&Heads<R>>, new: &Heads<R>) -> Result<Heads<R>, String> {
+        let (row, old) = (new.size, past.map_or(0, |past| past.length));
+        let n = room(&[new.batch, new.heads, self.room, row])?;
+        let mut values = vec![R::zero(); n];
         for at in 0..new.batch * new.heads {
             let n_kept = self.past[at / new.heads] * row;
             let to = &mut values[at * self.room * row..][..self.room * row];
-            if let Some(past) = &past {
+            if let Some(past) = past {
                 to[..n_kept].copy_from_slice(&past.values[at * old * row..][..n_kept]);
             }
-            // A cache may be full in the middle of a padded sequence.
-            let n_new = (new.length * row).min(to.len() - n_kept);
-            to[n_kept..][..n_new].copy_from_slice(&new.values[at * new.length * row..][..n_new]);
+            let n_new = new.length * row;
+            to[n_kept..][..n_new].copy_from_slice(&new.values[at * n_new..][..n_new]);
         }
         Ok(Heads {
             batch: new.batch,
@@ -124,6 +137,9 @@ fn count(call: &Call, name: &str) -> Result<usize, String> {
 fn parts<R: Real>(call: &Call) -> Result<[Heads<R>; 3], String> {
     let x = call.input(0)?;
     let (n, n_shared) = (count(call, "num_heads")?, count(call, "kv_num_heads")?);
+    if (0..3).any(|at| call.optional(at).is_some_and(|t| t.shape.len() != 3)) {
+        return Err("its queries, keys and values do not have three dimensions".to_string());
+    }
     if let (Some(k), Some(v)) = (call.optional(1), call.optional(2)) {
         let shared = Some(n_shared);
         return Ok([
@@ -132,7 +148,10 @@ fn parts<R: Real>(call: &Call) -> Result<[Heads<R>; 3], String> {
             Heads::new(v, shared)?,
         ]);
     }
-    let all = Heads::<R>::new(x, Some(n + 2 * n_shared))?;
+    let n_all = n_shared
+        .checked_mul(2)
+        .and_then(|shared| shared.checked_add(n));
+    let all = Heads::<R>::new(x, Some(n_all.ok_or("it has too many heads")?))?;
     let block = all.length * all.size;
     let some = |from: usize, heads: usize| {
         let sequences = all.values.chunks((all.heads * block).max(1));
@@ -149,37 +168,43 @@ fn parts<R: Real>(call: &Call) -> Result<[Heads<R>; 3], String> {
 }
 
 fn evaluate<R: Real>(call: &Call) -> Result<Vec<Tensor>, String> {
-    let unknown = (call.node.attribute.iter()).find(|a| !ATTRIBUTES.contains(&a.name.as_str()));
-    if let Some(attribute) = unknown {
-        return Err(format!(
-            "its attribute `{}` is not supported",
-            attribute.name
-        ));
+    if let Some(name) = unknown_attribute(call) {
+        return Err(format!("its attribute `{name}` is not supported"));
     }
     let wants = |at: usize| {
-        call.node
-            .output
-            .get(at)
-            .is_some_and(|name| !name.is_empty())
+        let name = call.node.output.get(at);
+        name.is_some_and(|name| !name.is_empty())
     };
     if wants(3) || (12..call.inputs.len()).any(|at| call.optional(at).is_some()) {
         return Err("scores as an output and quantized caches are not supported".to_string());
     }
     let [mut q, mut k, v] = parts::<R>(call)?;
-    let lengths = Lengths::new(call, q.batch, q.length)?;
-    if call.attributes.flag("do_rotary") {
-        turn(call, &lengths, [&mut q, &mut k])?;
-    }
     let past = |at: usize| {
         let tensor = call.optional(at);
         tensor.map(|t| Heads::<R>::new(t, None)).transpose()
     };
-    let keys = lengths.cached(past(3)?, &k)?;
-    let values = lengths.cached(past(4)?, &v)?;
+    let past = [past(3)?, past(4)?];
+    let kept = past[0].as_ref().map_or(0, |past| past.length);
+    let fits = |new: &Heads<R>, past: Option<&Heads<R>>| {
+        let is_like = |past: &Heads<R>| {
+            let own = (past.batch, past.heads, past.size, past.length);
+            own == (new.batch, new.heads, new.size, kept)
+        };
+        (new.batch, new.length, new.size) == (q.batch, q.length, q.size) && past.is_none_or(is_like)
+    };
+    let is_paired = past[0].is_some() == past[1].is_some();
+    if !is_paired || !fits(&k, past[0].as_ref()) || !fits(&v, past[1].as_ref()) {
+        return Err("its queries, keys, values and those kept from before do not fit".to_string());
+    }
+    let lengths = Lengths::new(call, (q.batch, q.length), kept)?;
+    if is_on(call, "do_rotary") {
+        turn(call, &lengths, [&mut q, &mut k])?;
+    }
+    let keys = lengths.cached(past[0].as_ref(), &k)?;
+    let values = lengths.cached(past[1].as_ref(), &v)?;
     let element = call.input(0)?.element();
-    let merged = call.input(0)?.shape.len() == 3;
     let y = attended(call, &lengths, &q, [&keys, &values])?;
-    let mut outputs = vec![y.tensor(element, merged)?];
+    let mut outputs = vec![y.tensor(element, true)?];
     if call.node.output.len() > 1 {
         outputs.push(keys.tensor(element, false)?);
         outputs.push(values.tensor(element, false)?);
@@ -194,7 +219,7 @@ fn turn<R: Real>(call: &Call, lengths: &Lengths, heads: [&mut Heads<R>; 2]) -> R
         Some(_) => Some(call.ints(9)?),
         None => None,
     };
-    let interleaved = call.attributes.flag("rotary_interleaved");
+    let interleaved = is_on(call, "rotary_interleaved");
     for own in heads {
         let steps = own.length;
         let position = |batch: usize, step: usize| match &given {
@@ -203,7 +228,7 @@ fn turn<R: Real>(call: &Call, lengths: &Lengths, heads: [&mut Heads<R>; 2]) -> R
                 usize::try_from(given.first()?.checked_add(step as i64)?).ok()
             }
             Some(given) => usize::try_from(*given.get(batch * steps + step)?).ok(),
-            None => Some(lengths.position(batch, step)),
+            None => Some(lengths.past[batch] + step),
         };
         rotate(own, angles, interleaved, &position)?;
     }
@@ -226,7 +251,7 @@ fn attended<R: Real>(
     let window = window.map_or(usize::MAX, |n| n as usize);
     let sinks = match call.optional(11) {
         Some(sinks) => Some(R::read(sinks)?.into_owned()),
-        None => (call.attributes.flag("smooth_softmax")).then(|| vec![R::zero(); q.heads]),
+        None => is_on(call, "smooth_softmax").then(|| vec![R::zero(); q.heads]),
     };
     if sinks.as_ref().is_some_and(|sinks| sinks.len() != q.heads) {
         return Err("its sinks are not one for each head".to_string());
@@ -238,7 +263,7 @@ fn attended<R: Real>(
         }
         let own = lengths.past[batch] + row;
         let last = own.min(lengths.total[batch].saturating_sub(1));
-        if column > last || own.saturating_sub(column) >= window {
+        if column > last || own - column >= window {
             return R::neg_infinity();
         }
         let at = |([b, h], values): &([usize; 2], Vec<R>)| {
@@ -247,7 +272,7 @@ fn attended<R: Real>(
         };
         bias.as_ref().map_or(R::zero(), at)
     };
-    let softcap = call.attributes.float("softcap").unwrap_or(0.0);
+    let softcap = call.attributes.float("softcap").unwrap_or(0.0).max(0.0);
     let scale = match call.attributes.float("scale").filter(|scale| *scale != 0.0) {
         Some(_) => scale_of::<R>(call, q.size),
         None => R::of((q.size as f64).sqrt().recip()),
@@ -279,7 +304,7 @@ fn added<R: Real>(
     if !is_one_of(b, q.batch) || !is_one_of(h, q.heads) || rows != q.length || columns > room {
         return Err(refuse());
     }
-    let mut values = vec![R::zero(); b * h * rows * room];
+    let mut values = vec![R::zero(); crate::tensor::room(&[b, h, rows, room])?];
     let given = R::read(bias)?;
     for (to, from) in (values.chunks_mut(room.max(1))).zip(given.chunks(columns.max(1))) {
         to[..columns].copy_from_slice(from);

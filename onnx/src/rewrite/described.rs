@@ -146,6 +146,10 @@ const LINES: &[(&str, &str)] = &[
         "groups of convolutions are widened to blocks (ort-cpu)",
     ),
     (
+        "drop-zero-states",
+        "initial states and biases of zeros of LSTM, GRU and RNN go",
+    ),
+    (
         "move-transpositions",
         "transpositions move to where they move the fewest bytes, and cancel",
     ),

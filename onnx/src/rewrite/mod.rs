@@ -43,6 +43,7 @@ mod transposes;
 #[cfg(test)]
 pub(crate) mod trial;
 mod wide_groups;
+mod zero_states;
 
 pub use described::about;
 pub use inline_all::{InlineError, inline_all};
@@ -94,6 +95,7 @@ const RULES: &[&[Rule]] = &[
     stacked::RULES,
     local_response::RULES,
     wide_groups::RULES,
+    zero_states::RULES,
     transposes::RULES,
 ];
 

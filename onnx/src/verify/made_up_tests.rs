@@ -122,19 +122,15 @@ fn results_of_operators_that_are_not_evaluated_have_their_sizes() {
     let trial = trial.constant("w", reals(&[5])).node("y = Mul(c, w)");
     let found = evidence(&trial.output("y", "n 5").model(), &Options::default());
     assert_eq!(found.expect("it runs").runs[1], "seed 1, n=2");
-    let product = |trial: Trial| {
-        let attributes = vec![
-            int("K", 4),
-            int("N", 6),
-            int("bits", 4),
-            int("block_size", 16),
-        ];
-        trial.with("c = com.microsoft.MatMulNBits(x, b, s)", attributes)
+    let coefficients = AttributeProto {
+        name: "coefficients".to_string(),
+        floats: vec![0.5; 24],
+        ..AttributeProto::default()
     };
-    let trial = Trial::new(17)
-        .input("x", "n 4")
-        .input_of("b", Element::U8, "6 1 8");
-    let trial = product(trial.input("s", "6")).constant("w", reals(&[6]));
-    let trial = trial.node("y = Mul(c, w)").output("y", "n 6");
+    let attributes = vec![coefficients, int("targets", 6)];
+    let trial = Trial::new(17).input("x", "n 4");
+    let trial = trial.with("c = ai.onnx.ml.LinearRegressor(x)", attributes);
+    let trial = trial.constant("w", reals(&[6])).node("y = Mul(c, w)");
+    let trial = trial.output("y", "n 6");
     evidence(&trial.model(), &Options::default()).expect("it runs");
 }

@@ -69,21 +69,14 @@ fn keys_of_mask(node: &NodeProto, facts: &Facts) -> Option<(String, SymExpr)> {
 #[cfg(test)]
 mod tests {
     use crate::element::Element;
+    use crate::file::Model;
     use crate::rewrite::patch::int;
     use crate::rewrite::trial::{Trial, reals};
     use crate::verify::{Checker, Options};
 
-    #[test]
-    fn a_mask_of_keys_is_as_long_as_all_keys() {
-        let trial = Trial::new(17).input("x", "b new 8");
-        let trial = trial.input_of("mask", Element::I32, "b total");
-        let trial = trial.constant("w", reals(&[8, 24]));
-        let trial = trial.input("past", "2 b 2 kept 4");
-        let heads = || vec![int("num_heads", 2)];
-        let call = "y, present = com.microsoft.Attention(x, w, , mask, past)";
-        let trial = trial.with(call, heads()).output("y", "b new 8");
-        let model = trial.model();
-        let runs = Checker::new(&model, &Options::default()).expect("it runs");
+    /// Checks that a model runs with sizes of which one is the sum of the others.
+    fn sizes_fit(model: &Model) {
+        let runs = Checker::new(model, &Options::default()).expect("it runs");
         let runs = runs.check(&model.proto).expect("it is itself").runs;
         let sizes = |run: &str| -> Vec<usize> {
             let given = run
@@ -98,11 +91,47 @@ mod tests {
                 assert!(new + a == b || new + b == a || a + b == new, "{run}");
             }
         }
+    }
+
+    #[test]
+    fn a_mask_of_keys_is_as_long_as_all_keys() {
+        let trial = Trial::new(17).input("x", "b new 8");
+        let trial = trial.input_of("mask", Element::I32, "b total");
+        let trial = trial.constant("w", reals(&[8, 24]));
+        let trial = trial.input("past", "2 b 2 kept 4");
+        let heads = || vec![int("num_heads", 2)];
+        let call = "y, present = com.microsoft.Attention(x, w, , mask, past)";
+        let trial = trial.with(call, heads()).output("y", "b new 8");
+        let model = trial.model();
+        sizes_fit(&model);
         // What the user gives comes first.
         let options = Options {
             sizes: [("total".to_string(), 9)].into(),
             ..Options::default()
         };
         assert!(Checker::new(&model, &options).is_err());
+    }
+
+    #[test]
+    fn the_number_of_keys_may_come_from_the_sizes_of_a_mask() {
+        let trial = Trial::new(17).input("q", "b new 64").input("k", "b new 32");
+        let trial = trial.input("v", "b new 32");
+        let trial = trial.input_of("mask", Element::I64, "b total");
+        let trial = trial
+            .input("keys", "b 2 kept 16")
+            .input("values", "b 2 kept 16");
+        let trial = trial.ints("one", &[1]);
+        let trial = trial.with("sums = ReduceSum(mask, one)", vec![int("keepdims", 0)]);
+        let trial = trial.node("before = Sub(sums, one)");
+        let trial = trial.with("last = Cast(before)", vec![int("to", 6)]);
+        let trial = trial
+            .node("sizes = Shape(mask)")
+            .node("n = Gather(sizes, one)");
+        let trial = trial.with("total32 = Cast(n)", vec![int("to", 6)]);
+        let heads = vec![int("num_heads", 4), int("kv_num_heads", 2)];
+        let inputs = "q, k, v, keys, values, last, total32";
+        let call = format!("y, a, b = com.microsoft.GroupQueryAttention({inputs})");
+        let trial = trial.with(&call, heads).output("y", "b new 64");
+        sizes_fit(&trial.model());
     }
 }

@@ -14,7 +14,7 @@ pub static RULES: Rules = &[
     ("BitwiseXor", |cx| binary(cx, Binary::BitXor)),
 ];
 
-/// Integers as others of as many bits.
+/// The same bits as another type of as many bits.
 fn bit_cast(cx: &mut NodeCx) -> Values {
     let x = cx.input(0)?;
     let (from, to) = (cx.dtype(x), dtype_of(cx.int("to", 0)? as i32)?);

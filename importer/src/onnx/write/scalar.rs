@@ -396,11 +396,16 @@ impl Nodes<'_> {
                 let whole = self.node("Mul", &[&floor, b], Vec::new());
                 return Ok(self.node("Sub", &[a, &whole], Vec::new()));
             }
+            Binary::BitAnd | Binary::BitOr | Binary::BitXor | Binary::Shl | Binary::Shr
+                if !dtype.is_int() =>
+            {
+                return Err(Refusal(format!("{dtype} has no bits to compute with")));
+            }
             Binary::BitAnd => "BitwiseAnd",
             Binary::BitOr => "BitwiseOr",
             Binary::BitXor => "BitwiseXor",
             Binary::Shl | Binary::Shr => {
-                return Err(Refusal("a shift is written as arithmetic".into()));
+                return Err(Refusal("a shift of bits, not written as arithmetic".into()));
             }
             Binary::Atan2 => return Err(Refusal("the standard has no atan2".into())),
         };

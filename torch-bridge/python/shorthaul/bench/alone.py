@@ -35,6 +35,10 @@ class Processes(contextlib.AbstractContextManager):
 
     def __init__(self, setting: Setting):
         self._command = _command(setting, _EACH)
+        self._said = tempfile.TemporaryFile()
+        self._start()
+
+    def _start(self) -> None:
         # In memory that glibc keeps, a peak would count what is free.
         variables = environment.plain()
         with environment.unbound():
@@ -42,16 +46,28 @@ class Processes(contextlib.AbstractContextManager):
                 self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+                stderr=self._said,
                 text=True,
                 env=variables,
+                start_new_session=True,
             )
 
     def __exit__(self, *error: object) -> None:
+        self._end()
+        self._said.close()
+
+    def _end(self) -> int:
+        """Ends the process and all that it started; its exit code."""
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=1)
+        code = self._process.poll()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.stdout.close()
         self._process.wait()
+        return self._process.returncode if code is None else code
 
     def alone(self, variant: str) -> dict:
         """Peak bytes, and for variants that compile the seconds of a first step with full caches.
@@ -69,8 +85,13 @@ class Processes(contextlib.AbstractContextManager):
             print(variant, file=self._process.stdin, flush=True)
             line = self._process.stdout.readline()
         if not line:
-            code = self._process.wait()
-            raise RuntimeError(f"`{' '.join(self._command[1:])}` ended with {ending(code)}")
+            code = self._end()
+            self._said.seek(0)
+            said = self._said.read().decode(errors="replace").strip().splitlines()
+            self._start()
+            reason = f": {said[-1]}" if said else ""
+            what = f"`{' '.join(self._command[1:])}` ended with {ending(code)}{reason}"
+            raise RuntimeError(what)
         answer = json.loads(line)
         if answer["code"] == -signal.SIGKILL:
             raise RuntimeError("the system killed the process, most likely because memory ran out")
@@ -82,9 +103,12 @@ class Processes(contextlib.AbstractContextManager):
 
 def serve(setting: Setting) -> None:
     """Reads names of variants, line by line, and answers each with a line of JSON."""
-    load_tracer()
-    for line in sys.stdin:
-        print(json.dumps(_forked(setting, line.strip())), flush=True)
+    with os.fdopen(os.dup(1), "w") as answers:
+        # What libraries print is no answer.
+        os.dup2(2, 1)
+        load_tracer()
+        for line in sys.stdin:
+            print(json.dumps(_forked(setting, line.strip())), file=answers, flush=True)
 
 
 def _forked(setting: Setting, variant: str) -> dict:
@@ -92,15 +116,20 @@ def _forked(setting: Setting, variant: str) -> dict:
     with tempfile.TemporaryFile() as answers:
         child = os.fork()
         if child == 0:
-            found, error = None, None
+            code = 1
             try:
-                os.dup2(2, 1)  # the answers alone go to where this process writes
-                found = first_step(setting, variant)
-            except BaseException as raised:
-                error = f"{type(raised).__name__}: {raised}"
-            answers.write(json.dumps({"found": found, "error": error}).encode())
-            answers.flush()
-            os._exit(0 if error is None else 1)
+                found, error = None, None
+                try:
+                    with open(os.devnull) as nothing:
+                        os.dup2(nothing.fileno(), 0)  # the names are not for this process
+                    found = first_step(setting, variant)
+                except BaseException as raised:
+                    error = f"{type(raised).__name__}: {raised}".splitlines()[0]
+                answers.write(json.dumps({"found": found, "error": error}).encode())
+                answers.flush()
+                code = 0 if error is None else 1
+            finally:
+                os._exit(code)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         answers.seek(0)
         written = answers.read() or b'{"found": null, "error": null}'
@@ -156,7 +185,8 @@ def load_tracer() -> None:
 def _map_libraries() -> None:
     """Makes all of the loaded libraries resident, which a forked process has only in parts.
 
-    Systems that cannot do so count what a step is the first to touch.
+    Systems that cannot do so count what a step is the first to touch. Where memory is short, pages
+    of libraries that leave it make peaks too small.
     """
     populate_read = 22  # of Linux 5.14 and newer
     with contextlib.suppress(OSError, AttributeError):
@@ -164,7 +194,7 @@ def _map_libraries() -> None:
         with open("/proc/self/maps", encoding="utf-8") as file:
             mapped = [line.split(maxsplit=5) for line in file]
         for place, rights, *_, path in (line for line in mapped if len(line) == 6):
-            if rights.startswith("r") and path.startswith("/"):
+            if rights.startswith("r") and ".so" in path:
                 start, end = (int(address, 16) for address in place.split("-"))
                 libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), populate_read)
 

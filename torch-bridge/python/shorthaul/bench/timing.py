@@ -43,8 +43,8 @@ def measure(
     """The result of one setting: milliseconds by variant, and the ratio to the best peer.
 
     Where ``seconds`` are given, rounds begin until they are over, in place of ``rounds``: at least
-    3, at most 50. The seconds of the first step are those of an empty cache. ``counted``: the
-    report on Shorthaul's step ``with_counts``, else ``None``.
+    3, at most 50. The seconds of the first step are those of an empty cache. ``counted`` is the
+    report on Shorthaul's step if ``with_counts``.
     """
     caches = contextlib.nullcontext()
     if with_first_step:
@@ -91,7 +91,9 @@ def _measure(
         entries[variant] = summary(taken) | (entries[variant] if with_first_step else {})
     counted = None
     if with_counts and "shorthaul" in times:
-        counted = limits.count(setting, steps["shorthaul"].model, inputs)
+        # PyTorch may run all of a network; there is nothing to count then.
+        with contextlib.suppress(ValueError):
+            counted = limits.count(setting, steps["shorthaul"].model, inputs)
     if with_first_step:
         _measure_alone(setting, entries)
     result = asdict(setting) | {
