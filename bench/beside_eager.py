@@ -29,7 +29,7 @@ def main(description: str, cases: Mapping[str, Case]) -> None:
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    print("| model | Shorthaul | eager | times as long |")
+    print("| model | Shorthaul | eager | eager divided by Shorthaul |")
     print("|---|---|---|---|")
     for name, (make, step) in cases.items():
         print(_row(name, make, step, arguments.rounds), flush=True)

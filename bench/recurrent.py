@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    print("| steps, rows, inputs, width | layer | Shorthaul | eager | times as long |")
+    print("| steps, rows, inputs, width | layer | Shorthaul | eager | eager divided by Shorthaul |")
     print("|---|---|---|---|---|")
     for sizes in SIZES:
         for kind in arguments.kinds:
