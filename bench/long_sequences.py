@@ -50,10 +50,12 @@ class Layer(nn.Module):
         return x + self.down(self.up(inner) * nn.functional.silu(self.gate(inner)))
 
 
-def train(model: nn.Module, x: torch.Tensor) -> float:
+def train(model: nn.Module, x: torch.Tensor, has_autocast: bool) -> float:
     """Seconds of one step."""
     began = time.perf_counter()
-    model(x).square().mean().backward()
+    with torch.autocast("cpu", torch.bfloat16, enabled=has_autocast):
+        loss = model(x).float().square().mean()
+    loss.backward()
     model.zero_grad()
     return time.perf_counter() - began
 
@@ -68,16 +70,16 @@ def measure(options: argparse.Namespace) -> dict:
     variants = {"eager": own, "shorthaul": shorthaul.module(own)}
     if options.only != "both":
         for _ in range(3):
-            train(variants[options.only], x)
+            train(variants[options.only], x, options.autocast)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return {"peak_mib": peak >> 10}
     for model in variants.values():
-        train(model, x)
-        train(model, x)
+        train(model, x, options.autocast)
+        train(model, x, options.autocast)
     times = {name: [] for name in variants}
     for _ in range(options.rounds):
         for name, model in variants.items():
-            times[name].append(1e3 * train(model, x))
+            times[name].append(1e3 * train(model, x, options.autocast))
     return {name: statistics.median(own) for name, own in times.items()}
 
 
@@ -92,6 +94,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--dropout", type=float, default=0.0, help="probability in the attention")
     parser.add_argument("--written", action="store_true", help="attention of single operations")
+    parser.add_argument("--autocast", action="store_true", help="within autocast in bf16")
     parser.add_argument("--only", choices=("both", "eager", "shorthaul"))
     parser.add_argument("--length", type=int, help="measure this length in this process")
     options = parser.parse_args()
