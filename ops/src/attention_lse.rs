@@ -39,6 +39,17 @@ const SEED: usize = Y + 2;
 /// Position of the rest among the inputs of the gradient.
 const REST: usize = Y + 3;
 
+/// The logarithms of the rows' sums, and what their rounding leaves, among the results of the forward operator or the
+/// inputs of the gradient.
+pub(crate) fn row_sums(library: &Library) -> impl Iterator<Item = ContainerId> + '_ {
+    let (containers, at) = match library.op.as_str() {
+        "attention_gradient" => (&library.inputs, [Y + 1, REST]),
+        _ => (&library.outputs, [1, 2]),
+    };
+    let known = at.into_iter().map(|n| containers.get(n).copied().flatten());
+    known.flatten()
+}
+
 /// Inputs of the forward operator, from those of its gradient: q, k, v, the mask and the seed.
 fn forward_inputs<T: Clone>(inputs: &[Option<T>]) -> Vec<Option<T>> {
     let mut forward = inputs[1..Y].to_vec();

@@ -5,6 +5,7 @@
 //! keys, it does not. Short axes are expanded all the same, since their maps can be fused with their neighbours. Never
 //! says how the loops look (`kernels`).
 
+use crate::attention_lse::row_sums;
 use crate::op::{Call, OpError};
 use crate::shape_rules::axis;
 use graph::{DType, Graph, Library, NodeKind};
@@ -43,7 +44,11 @@ fn is_loop(graph: &Graph, library: &Library) -> bool {
         _ if !is_filled(graph, library) => false,
         "recurrence" | "recurrence_gradient" => types.all(is_float),
         // The compiler makes these operators only where it wants their loop.
-        "attention_with_lse" | "attention_gradient" => types.all(|dtype| dtype != DType::F64),
+        "attention_with_lse" | "attention_gradient" => {
+            // Kernels keep the rows' sums in f32, also of operands of 16 bits.
+            let is_single = |id| graph.container(id).dtype == DType::F32;
+            types.all(|dtype| dtype != DType::F64) && row_sums(library).all(is_single)
+        }
         "cumsum" | "topk" => types.all(is_number) && has_long_axis(graph, library),
         _ => false,
     }
