@@ -140,16 +140,10 @@ fn form(attributes: Attributes, size: i64) -> Result<(usize, usize), String> {
     }
 }
 
-fn count(call: &Call, name: &str) -> Result<usize, String> {
-    let n = call.attributes.int(name);
-    n.and_then(|n| usize::try_from(n).ok())
-        .ok_or_else(|| format!("its {name} is missing"))
-}
-
 /// `x·wᵀ + bias` of the quantized rows `w`.
 fn product<R: Real>(call: &Call) -> Result<Vec<Tensor>, String> {
     let x = call.input(0)?;
-    let (inner, width) = (count(call, "K")?, count(call, "N")?);
+    let (inner, width) = (call.positive("K")?, call.positive("N")?);
     let form = form(call.attributes, 0)?;
     if x.shape.last() != Some(&inner) {
         return Err(format!("{:?} are not rows of {inner}", x.shape));

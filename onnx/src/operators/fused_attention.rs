@@ -111,15 +111,6 @@ impl<R: Real> Mask<R> {
     }
 }
 
-fn heads(call: &Call) -> Result<usize, String> {
-    let n = call
-        .attributes
-        .int("num_heads")
-        .and_then(|n| usize::try_from(n).ok());
-    n.filter(|n| *n > 0)
-        .ok_or_else(|| "its num_heads is missing".to_string())
-}
-
 /// `[batch, length, hidden]` with a part of a bias added, as heads.
 fn biased<R: Real>(x: &Tensor, bias: Option<&[R]>, heads: usize) -> Result<Heads<R>, String> {
     let [batch, length, hidden] = x.shape[..] else {
@@ -147,7 +138,7 @@ fn biased<R: Real>(x: &Tensor, bias: Option<&[R]>, heads: usize) -> Result<Heads
 
 fn separate<R: Real>(call: &Call) -> Result<Vec<Tensor>, String> {
     let x = call.input(0)?;
-    let n_heads = heads(call)?;
+    let n_heads = call.positive("num_heads")?;
     let (Some(key), Some(value)) = (call.optional(1), call.optional(2)) else {
         return Err("packed keys and values are not supported".to_string());
     };
@@ -205,7 +196,7 @@ fn weighted<R: Real>(
 /// One product gives queries, keys and values.
 fn merged<R: Real>(call: &Call) -> Result<Vec<Tensor>, String> {
     let (x, w) = (call.input(0)?, call.input(1)?);
-    let n_heads = heads(call)?;
+    let n_heads = call.positive("num_heads")?;
     let ([batch, length, inner], [rows, width]) = (&x.shape[..], &w.shape[..]) else {
         return Err("its input or weights have other dimensions".to_string());
     };

@@ -127,16 +127,10 @@ impl Lengths {
     }
 }
 
-fn count(call: &Call, name: &str) -> Result<usize, String> {
-    let n = call.attributes.int(name);
-    n.and_then(|n| usize::try_from(n).ok().filter(|n| *n > 0))
-        .ok_or_else(|| format!("its {name} is missing"))
-}
-
 /// Queries, keys and values, which may be one tensor.
 fn parts<R: Real>(call: &Call) -> Result<[Heads<R>; 3], String> {
     let x = call.input(0)?;
-    let (n, n_shared) = (count(call, "num_heads")?, count(call, "kv_num_heads")?);
+    let (n, n_shared) = (call.positive("num_heads")?, call.positive("kv_num_heads")?);
     if (0..3).any(|at| call.optional(at).is_some_and(|t| t.shape.len() != 3)) {
         return Err("its queries, keys and values do not have three dimensions".to_string());
     }

@@ -367,6 +367,16 @@ impl<'a> Call<'a> {
         self.inputs.get(at)?.as_ref()
     }
 
+    /// The positive integer that an attribute gives.
+    ///
+    /// # Errors
+    /// The attribute is absent or not positive.
+    pub fn positive(&self, name: &str) -> Result<usize, String> {
+        let n = self.attributes.int(name);
+        n.and_then(|n| usize::try_from(n).ok().filter(|n| *n > 0))
+            .ok_or_else(|| format!("its {name} is missing or not positive"))
+    }
+
     /// Integers of the input at that position.
     ///
     /// # Errors
