@@ -100,9 +100,9 @@ pub fn touched(graph: &Graph, node: &Node) -> BTreeMap<ContainerId, i64> {
 /// Bytes that a kernel reads and writes, for each container in the order in which it lists them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// Of each container that it reads.
+    /// Bytes of each container that it reads.
     pub reads: Vec<i64>,
-    /// Of each container that it writes.
+    /// Bytes of each container that it writes.
     pub writes: Vec<i64>,
 }
 

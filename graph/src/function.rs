@@ -277,6 +277,7 @@ impl Binary {
                 let r = x.wrapping_rem_euclid(y);
                 if r != 0 && y < 0 { r + y } else { r }
             }
+            Pow if y < 0 && x == -1 => 1 - 2 * (y & 1),
             Pow if y < 0 => i64::from(x == 1),
             Pow => x.wrapping_pow(y.min(i64::from(u32::MAX)) as u32),
             Min => x.min(y),
@@ -315,7 +316,14 @@ impl Binary {
             Mul => x * y,
             Div => x / y,
             FloorDiv => (x / y).floor(),
-            Mod => x - y * (x / y).floor(),
+            Mod => {
+                let r = x % y;
+                if r != 0.0 && (r < 0.0) != (y < 0.0) {
+                    r + y
+                } else {
+                    r
+                }
+            }
             Pow => x.powf(y),
             // If both are zeros with different signs, the first is the result.
             Min => nan_or(if y < x { y } else { x }),

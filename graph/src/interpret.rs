@@ -509,12 +509,14 @@ impl Cell {
 }
 
 impl Tensor {
-    /// Rounds every element to the declared type.
+    /// Rounds every element to the declared type, or wraps it to the width of the type.
     pub fn round_to_dtype(&mut self) {
-        if let Values::Float(values) = &mut self.values
-            && self.dtype != DType::F64
-        {
-            values.iter_mut().for_each(|v| *v = self.dtype.round(*v));
+        match &mut self.values {
+            _ if matches!(self.dtype, DType::F64 | DType::I64) => {}
+            Values::Float(values) => values.iter_mut().for_each(|v| *v = self.dtype.round(*v)),
+            Values::Int(values) => values
+                .iter_mut()
+                .for_each(|v| *v = Scalar::Int(*v).cast(self.dtype).as_i64()),
         }
     }
 }

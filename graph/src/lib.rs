@@ -35,6 +35,7 @@ mod size;
 mod tensor;
 pub mod text;
 mod touched;
+mod typed;
 mod verify;
 
 pub use bind::{BindError, complete_bindings, infer_bindings};

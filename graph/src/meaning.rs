@@ -23,6 +23,21 @@ pub trait LibraryMeaning {
         inputs: &[Option<&Tensor>],
     ) -> Result<Vec<Tensor>, Refusal>;
 
+    /// As [`LibraryMeaning::evaluate`], in the arithmetic of the types and rounded to those of the results: what
+    /// kernels would compute, up to their rounding.
+    ///
+    /// # Errors
+    /// Whatever the operator refuses.
+    fn folded(
+        &self,
+        library: &Library,
+        inputs: &[Option<&Tensor>],
+    ) -> Result<Vec<Tensor>, Refusal> {
+        let mut results = self.evaluate(library, inputs)?;
+        results.iter_mut().for_each(Tensor::round_to_dtype);
+        Ok(results)
+    }
+
     /// Whether two equal calls may give different results.
     fn is_random(&self, op: &str) -> bool;
 

@@ -38,16 +38,23 @@ impl Scalar {
             Scalar::Bool(b) => b,
         }
     }
-    /// Converted to a type: floats rounded to it, integers wrapped to its width.
+    /// Converted to a type: floats rounded to it, integers wrapped to its width, and floats truncated to integers.
+    /// Those that the integers do not hold (NaN too) become what x86 makes of them, since kernels and PyTorch do the
+    /// same: the smallest integer of 64 bits, or of 32 bits whose low bits a narrower type takes.
     pub fn cast(self, dtype: DType) -> Scalar {
+        let whole = match (self, dtype) {
+            (Scalar::Float(x), DType::I64) if !is_within(x, 63) => i64::MIN,
+            (Scalar::Float(x), d) if d != DType::I64 && !is_within(x, 31) => i64::from(i32::MIN),
+            _ => self.as_i64(),
+        };
         match dtype {
             DType::Bool => Scalar::Bool(self.as_bool()),
             d if d.is_float() => Scalar::Float(d.round(self.as_f64())),
-            DType::U8 => Scalar::Int(i64::from(self.as_i64() as u8)),
-            DType::I8 => Scalar::Int(i64::from(self.as_i64() as i8)),
-            DType::I16 => Scalar::Int(i64::from(self.as_i64() as i16)),
-            DType::I32 => Scalar::Int(i64::from(self.as_i64() as i32)),
-            _ => Scalar::Int(self.as_i64()),
+            DType::U8 => Scalar::Int(i64::from(whole as u8)),
+            DType::I8 => Scalar::Int(i64::from(whole as i8)),
+            DType::I16 => Scalar::Int(i64::from(whole as i16)),
+            DType::I32 => Scalar::Int(i64::from(whole as i32)),
+            _ => Scalar::Int(whole),
         }
     }
     fn key(self) -> (u8, u64) {
@@ -57,6 +64,12 @@ impl Scalar {
             Scalar::Bool(b) => (2, u64::from(b)),
         }
     }
+}
+
+/// Whether the integer part of `x` is an integer of a sign and `bits` bits.
+fn is_within(x: f64, bits: i32) -> bool {
+    let limit = 2f64.powi(bits);
+    x.trunc() >= -limit && x < limit
 }
 
 impl PartialEq for Scalar {
@@ -78,5 +91,24 @@ impl Ord for Scalar {
 impl std::hash::Hash for Scalar {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
         self.key().hash(state);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floats_that_integers_do_not_hold_become_what_x86_makes_of_them() {
+        let cast = |x: f64, dtype| Scalar::Float(x).cast(dtype).as_i64();
+        for x in [f64::NAN, f64::INFINITY, -f64::INFINITY, 1e30] {
+            assert_eq!(cast(x, DType::I64), i64::MIN);
+            assert_eq!(cast(x, DType::I32), i64::from(i32::MIN));
+            assert_eq!(cast(x, DType::U8), 0);
+        }
+        assert_eq!(cast(300.9, DType::U8), 44);
+        assert_eq!(cast(-1.9, DType::I8), -1);
+        assert_eq!(cast(-2147483648.5, DType::I32), i64::from(i32::MIN));
+        assert_eq!(cast(2147483647.5, DType::I32), i64::from(i32::MAX));
     }
 }

@@ -1,7 +1,8 @@
 //! Every network of this room in a size for tests, by name.
 //!
-//! Owns these sizes. `torch-bridge/tests/test_rust_networks.py` has the same networks as PyTorch modules, most
-//! of them as `small` of `shorthaul.models.EXAMPLES`.
+//! Owns these sizes. `torch-bridge/tests/test_rust_networks.py` has the same networks as PyTorch modules, six of them
+//! as `small` of `shorthaul.models.EXAMPLES`. The other networks of that list consist of the same blocks, or are
+//! captured from PyTorch only.
 
 use crate::convolutional::{mobilenet_v2, resnet};
 use crate::grids::{Ensemble, Mixer, UNet2d, YoloBlock, ensemble_unet, mixer, unet_2d, yolo_block};

@@ -4,7 +4,7 @@
 //! writes little-endian and row-major. Never reads pickled objects.
 
 use crate::element::Element;
-use crate::tensor::{Tensor, Values, of_raw, raw};
+use crate::tensor::{Tensor, Values, n_elements, of_raw, raw};
 use bytes::Bytes;
 use std::io::{Cursor, Read, Seek, Write};
 use zip::write::SimpleFileOptions;
@@ -98,7 +98,7 @@ impl Header {
             Kind::Unicode(n) => 4usize.checked_mul(n).ok_or("its texts are too long")?,
             Kind::Text(n) => n,
         };
-        let n = self.shape.iter().try_fold(1usize, |p, n| p.checked_mul(*n));
+        let n = n_elements(&self.shape);
         let wanted = n.and_then(|n| n.checked_mul(each));
         if wanted != Some(data.len()) {
             return Err(format!(

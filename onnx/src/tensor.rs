@@ -403,10 +403,18 @@ pub fn sizes(dims: &[i64]) -> Result<(Vec<usize>, usize), String> {
     }
     let shape: Result<Vec<usize>, _> = dims.iter().map(|n| usize::try_from(*n)).collect();
     let shape = shape.map_err(|_| format!("its shape {dims:?} has a negative size"))?;
-    let n = shape.iter().try_fold(1usize, |p, n| p.checked_mul(*n));
-    let n = n.filter(|n| *n <= isize::MAX as usize / 16);
-    let n = n.ok_or_else(|| format!("its shape {dims:?} has more elements than fit in memory"))?;
+    let n = n_elements(&shape)
+        .ok_or_else(|| format!("its shape {dims:?} has more elements than fit in memory"))?;
     Ok((shape, n))
+}
+
+/// The number of elements. `None` if the sizes other than 0 multiply to more than fits in memory: then strides would
+/// not fit either, even if there is no element.
+pub fn n_elements(shape: &[usize]) -> Option<usize> {
+    let others = shape.iter().filter(|n| **n > 0);
+    let n = others.copied().try_fold(1usize, usize::checked_mul)?;
+    let is_empty = shape.contains(&0);
+    (n <= isize::MAX as usize / 16).then_some(if is_empty { 0 } else { n })
 }
 
 /// A result of more elements is refused before memory is asked for.
@@ -417,8 +425,7 @@ const MAX_RESULT: usize = 1 << 31;
 /// # Errors
 /// It is more than is ever computed.
 pub fn room(shape: &[usize]) -> Result<usize, String> {
-    let n = shape.iter().try_fold(1usize, |p, n| p.checked_mul(*n));
-    let n = n.filter(|n| *n <= MAX_RESULT);
+    let n = n_elements(shape).filter(|n| *n <= MAX_RESULT);
     n.ok_or_else(|| format!("a result of sizes {shape:?} is too large to be computed"))
 }
 

@@ -9,7 +9,9 @@
 use crate::op::{Call, Gradient, GradientCall, Op, OpBuilder, OpError, Sample, TensorType, attrs};
 use crate::reference::{broadcast_offset, constant_shape, unravel};
 use crate::shape_rules::{broadcast, broadcast_memlet, display, sum_to};
-use graph::{Attr, Binary, Builder, DType, Expr, SymExpr, Tensor, Unary};
+use graph::{
+    Attr, Binary, Builder, DType, Expr, Scalar, SizeError, SymExpr, Symbol, Tensor, Unary,
+};
 
 /// `elementwise`: attribute `expr`, and optionally `dtype` of the result and [`gradient_attr`] of inputs.
 #[derive(Debug)]
@@ -19,6 +21,51 @@ pub struct Elementwise;
 /// the incoming gradient. Without it, the gradient is the derivative of `expr`.
 pub fn gradient_attr(position: usize) -> String {
     format!("gradient_{position}")
+}
+
+/// The result in the arithmetic of the operands' types: see [`Expr::eval_typed`].
+///
+/// # Errors
+/// As [`Op::infer`].
+pub(crate) fn evaluate_typed(
+    call: &Call,
+    inputs: &[Option<&Tensor>],
+) -> Result<Vec<Tensor>, OpError> {
+    let types: Vec<_> = inputs.iter().flatten().map(|t| t.dtype).collect();
+    evaluate_by(call, inputs, |expr, dtype, scalars, value_of| {
+        expr.eval_typed((scalars, &types), dtype, value_of)
+    })
+}
+
+/// Values of the symbols in an expression's indices.
+type Values<'a> = &'a dyn Fn(&Symbol) -> Option<i64>;
+
+fn evaluate_by(
+    call: &Call,
+    inputs: &[Option<&Tensor>],
+    value: impl Fn(&Expr, DType, &[Scalar], Values<'_>) -> Result<Scalar, SizeError>,
+) -> Result<Vec<Tensor>, OpError> {
+    let ty = &Elementwise.infer(call)?[0];
+    let expr = call.expr("expr")?;
+    let shape = constant_shape(call, &ty.shape)?;
+    let mut out = Tensor::zeros(ty.dtype, &shape);
+    for at in 0..out.len() {
+        let index = unravel(at, &shape);
+        let scalars: Vec<_> = inputs
+            .iter()
+            .flatten()
+            .map(|t| t.at(broadcast_offset(&t.shape, &index)))
+            .collect();
+        // `i0, i1, …` are the result's indices, as in the expansion.
+        let value_of = |s: &Symbol| {
+            let d: usize = s.as_str().strip_prefix('i')?.parse().ok()?;
+            index.get(d).map(|i| *i as i64)
+        };
+        let found = value(&expr, ty.dtype, &scalars, &value_of)
+            .map_err(|e| call.shape_error(e.to_string()))?;
+        out.set(at, found);
+    }
+    Ok(vec![out])
 }
 
 impl Op for Elementwise {
@@ -46,27 +93,9 @@ impl Op for Elementwise {
     }
 
     fn evaluate(&self, call: &Call, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, OpError> {
-        let ty = &self.infer(call)?[0];
-        let expr = call.expr("expr")?;
-        let shape = constant_shape(call, &ty.shape)?;
-        let mut out = Tensor::zeros(ty.dtype, &shape);
-        for at in 0..out.len() {
-            let index = unravel(at, &shape);
-            let scalars: Vec<_> = inputs
-                .iter()
-                .flatten()
-                .map(|t| t.at(broadcast_offset(&t.shape, &index)))
-                .collect();
-            let value = expr
-                .eval(&scalars, &|s| {
-                    // `i0, i1, …` are the result's indices, as in the expansion.
-                    let d: usize = s.as_str().strip_prefix('i')?.parse().ok()?;
-                    index.get(d).map(|i| *i as i64)
-                })
-                .map_err(|e| call.shape_error(e.to_string()))?;
-            out.set(at, value);
-        }
-        Ok(vec![out])
+        evaluate_by(call, inputs, |expr, _, scalars, value_of| {
+            expr.eval(scalars, value_of)
+        })
     }
 
     fn expand(&self, call: &Call, builder: &mut Builder) -> Result<(), OpError> {

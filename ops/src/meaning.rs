@@ -1,6 +1,7 @@
 //! The meaning of library nodes for the interpreter of the `graph` room: every operator's
 //! `evaluate`.
 
+use crate::elementwise;
 use crate::op::{Call, OpError, TensorType};
 use crate::registry;
 use graph::{
@@ -41,11 +42,14 @@ pub fn evaluate(library: &Library, inputs: &[Option<&Tensor>]) -> Result<Vec<Ten
 }
 
 fn evaluate_whole(library: &Library, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, OpError> {
-    let call = Call {
+    registry::find(&library.op)?.evaluate(&call_of(library, inputs), inputs)
+}
+
+fn call_of<'a>(library: &'a Library, inputs: &[Option<&Tensor>]) -> Call<'a> {
+    Call {
         library,
         inputs: inputs.iter().map(|t| t.map(type_of)).collect(),
-    };
-    registry::find(&library.op)?.evaluate(&call, inputs)
+    }
 }
 
 impl LibraryMeaning for Meaning {
@@ -55,6 +59,22 @@ impl LibraryMeaning for Meaning {
         inputs: &[Option<&Tensor>],
     ) -> Result<Vec<Tensor>, Refusal> {
         Ok(evaluate(library, inputs)?)
+    }
+
+    fn folded(
+        &self,
+        library: &Library,
+        inputs: &[Option<&Tensor>],
+    ) -> Result<Vec<Tensor>, Refusal> {
+        let has_views = (0..inputs.len()).any(|n| library.view(Operand::Input(n)).is_some());
+        let mut results = match library.op.as_str() {
+            "elementwise" if !has_views => {
+                elementwise::evaluate_typed(&call_of(library, inputs), inputs)?
+            }
+            _ => evaluate(library, inputs)?,
+        };
+        results.iter_mut().for_each(Tensor::round_to_dtype);
+        Ok(results)
     }
 
     fn is_random(&self, op: &str) -> bool {

@@ -136,7 +136,7 @@ impl Op for Softmax {
                 max
             })
         };
-        let sum = builder.transient("sum", ty.dtype, &row_shape);
+        let sum = builder.transient("sum", ty.dtype.arithmetic(), &row_shape);
         let mut reads = Reads::default();
         let value = shifted(&mut reads).exp();
         space.append(

@@ -70,7 +70,7 @@ impl Op for Variance {
         let axes = axes(call, shape.len())?;
         let n = extent(&shape, &axes);
         let kept = reduced(&shape, &axes, true);
-        let mean = builder.transient("mean", dtype, &kept);
+        let mean = builder.transient("mean", dtype.arithmetic(), &kept);
         let term = (Reduction::Sum, Expr::In(0).mul(reciprocal(&n)));
         builder.reduce_over(&shape, (&axes, true), mean, term, |i| {
             vec![Memlet::new(x, i.iter().cloned())]
@@ -93,7 +93,13 @@ impl Op for Variance {
         let shape = builder.shape(x);
         let axes = axes(&g.call, shape.len())?;
         let dy = reshape(builder, dy, &reduced(&shape, &axes, true))?;
-        let mean = reduce_kept(builder, "mean", x, &axes)?;
+        let wide = builder.dtype(x).arithmetic();
+        let wide = match wide == builder.dtype(x) {
+            true => x,
+            // A mean in 16 bits would lose what the elements differ by.
+            false => builder.elementwise(Expr::In(0).cast(wide), &[x])?,
+        };
+        let mean = reduce_kept(builder, "mean", wide, &axes)?;
         let scale = variance_scale(&g.call, &extent(&shape, &axes))?;
         let slope = Expr::In(1)
             .sub(Expr::In(2))

@@ -16,7 +16,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs" / "src").glob("*.md")))
-OTHERS = tuple(ROOT / n for n in ("ARCHITECTURE.md", "CONTRIBUTING.md", "examples/README.md"))
+OTHERS = tuple(
+    ROOT / n for n in ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md")
+)
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -152,19 +153,48 @@ def test_shorthaul_failing_is_a_failure(monkeypatch, capsys):
 
 
 def test_a_network_without_memory_is_said_and_skipped(monkeypatch, capsys):
-    found = bench.measure
+    found = timing.stepper
 
-    def full(setting, *arguments, **options):
+    def full(setting, *arguments):
         if setting.name == "yolo_block":
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate")
-        return found(setting, *arguments, **options)
+            return lambda: torch.empty(1 << 60, dtype=torch.uint8)
+        return found(setting, *arguments)
 
-    monkeypatch.setattr(bench, "measure", full)
+    monkeypatch.setattr(timing, "stepper", full)
     arguments = ["yolo_block", "digits_cnn", "--small", *QUICK, "--no-first-step"]
     assert bench.main(arguments) == 0
     said = capsys.readouterr().out
     assert "yolo_block, small" in said and "does not fit into memory" in said
     assert "digits_cnn" in said
+
+
+def test_a_killed_network_is_said_and_skipped(monkeypatch, capsys):
+    started = []
+
+    def killed(command, **_):
+        started.append(command)
+        return subprocess.CompletedProcess(command, -signal.SIGKILL)
+
+    monkeypatch.setattr(separate.subprocess, "run", killed)
+    arguments = ["yolo_block", "digits_cnn", "--small", "--separate", "--plain-environment"]
+    assert bench.main(arguments) == 1
+    said = capsys.readouterr().out
+    assert said.count("skipped, the system killed the process, most likely because") == 2
+    assert len(started) == 2, "the peers are not tried alone"
+
+
+def test_options_that_separate_processes_would_drop_are_refused(capsys):
+    for option in (["--predicted"], ["--recipes", "folder"]):
+        with pytest.raises(SystemExit):
+            bench.main(["lstm", "--separate", *option])
+        assert "leave --separate out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--rounds", "--warmup"])
+def test_counts_begin_with_one(option, capsys):
+    with pytest.raises(SystemExit):
+        bench.main(["lstm", option, "0"])
+    assert "it must be at least 1" in capsys.readouterr().err
 
 
 def test_rounds_alternate_and_ratios_are_of_pairs():

@@ -119,9 +119,22 @@ def test_a_page_from_files_needs_a_path_and_no_networks(tmp_path, capsys):
         with pytest.raises(SystemExit):
             parse(asked)
         assert "--page-from" in capsys.readouterr().err
-    missing = str(tmp_path / "none.json")
-    assert bench.main(["--page-from", missing, "--html", str(tmp_path / "page.html")]) == 2
-    assert f"{missing} cannot be read" in capsys.readouterr().err
+
+
+def test_a_file_without_results_is_left_out_of_a_page(tmp_path, capsys):
+    missing, foreign = str(tmp_path / "none.json"), tmp_path / "foreign.json"
+    foreign.write_text("[]")
+    drawn = tmp_path / "page.html"
+    good = _file(tmp_path / "good.json", measured("net"))
+    assert bench.main(["--page-from", missing, good, str(foreign), "--html", str(drawn)]) == 1
+    said = capsys.readouterr().err
+    assert f"{missing} cannot be read" in said and f"{foreign}" in said
+    assert said.count("it is left out") == 2
+    assert "net, 8, f32" in drawn.read_text()
+    drawn.unlink()
+    assert bench.main(["--page-from", missing, "--html", str(drawn)]) == 2
+    assert "there are no results to draw" in capsys.readouterr().err
+    assert not drawn.exists()
 
 
 def test_numbers_of_a_file_follow_from_its_times(tmp_path):

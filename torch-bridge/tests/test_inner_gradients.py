@@ -168,7 +168,7 @@ class Curved(nn.Module):
         self.net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
 
     def forward(self, x):
-        """Of the network by its input, and by its parameters."""
+        """Second derivatives of the network by its input, and by its parameters."""
         curvature = vmap(hessian(lambda row: self.net(row).squeeze(-1)))(x)
         parameters = dict(self.net.named_parameters())
 
@@ -317,7 +317,7 @@ class _Curvature(nn.Module):
         self.norm = nn.LayerNorm(4, dtype=torch.float64)
 
     def forward(self, x):
-        """Of a sum by x, twice."""
+        """The second derivative of a sum by x."""
         y = torch.tanh(self.norm(torch.tanh(x))).sum()
         (g,) = grad(y, x, create_graph=True)
         return grad(g.sum(), x, create_graph=True)[0]

@@ -74,6 +74,7 @@ fn wheels(folder: &Path) -> Vec<PathBuf> {
 
 /// What a new environment with nothing but the wheel and PyTorch must be able to do.
 const TRIAL: &str = "\
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -92,8 +93,18 @@ assert told['License-Expression'] == 'Apache-2.0' and told['Requires-Python'] ==
 assert '# Shorthaul' in told['Description'] and told['Description-Content-Type'], told
 assert metadata.version('shorthaul') == shorthaul.__version__
 assert 'shorthaul' in torch._dynamo.list_backends(), torch._dynamo.list_backends()
-assert (Path(sys.prefix) / 'bin/shorthaul-bench').is_file()
-plain = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
+measures = [Path(sys.prefix) / 'bin/shorthaul-bench', 'yolo_block', '--small', '--no-first-step']
+measures += ['--rounds', '1', '--warmup', '1', '--against', 'eager']
+measured = subprocess.run(measures, capture_output=True, text=True)
+assert measured.returncode == 0 and 'the best peer, eager' in measured.stdout, measured
+
+
+class Weighted(torch.nn.Sequential):
+    def forward(self, x):
+        return super().forward(x) * torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+
+plain = Weighted(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
 model, x = shorthaul.module(plain), torch.randn(5, 8)
 optimizer = shorthaul.optim.AdamW(model.parameters())
 expected = plain(x)

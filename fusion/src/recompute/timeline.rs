@@ -151,8 +151,8 @@ impl Problem {
         sums.max().unwrap_or(0)
     }
 
-    /// Of the choices found whose memory stays within `limit` at every moment, the one that adds least time. If there
-    /// is none, the one that is above the limit least, summed over the forward pass and the nodes of the backward pass.
+    /// The choice that adds the least time, among those found whose memory stays within `limit` at every moment. If there
+    /// is none, the choice that is above the limit least, summed over the forward pass and the nodes of the backward pass.
     pub fn within(&self, limit: i64) -> Planned {
         let pinned = self.pinned();
         let over = self.peak_bytes(&pinned) - limit;

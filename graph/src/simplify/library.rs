@@ -107,7 +107,7 @@ fn fold(
     }
     let operands: Vec<Option<&Tensor>> = operands.iter().map(Option::as_deref).collect();
     // An operator that refuses stays where it is: whoever runs the graph will hear why.
-    let Ok(results) = meaning.evaluate(library, &operands) else {
+    let Ok(results) = meaning.folded(library, &operands) else {
         return false;
     };
     let pairs: Vec<(ContainerId, Tensor)> = library

@@ -145,6 +145,18 @@ impl Site<'_, '_> {
         }
     }
 
+    /// A list of real numbers; none where it is null.
+    pub fn floats(&self, name: &str) -> Result<Vec<f64>, RuleError> {
+        let wrong = || self.wrong(name, "a list of numbers");
+        match self.arg(name) {
+            Some(Value::Array(list)) => {
+                (list.iter()).map(|v| number(v).ok_or_else(wrong)).collect()
+            }
+            Some(_) => Err(wrong()),
+            None => Ok(Vec::new()),
+        }
+    }
+
     /// A text, or `default` where it is null.
     pub fn text_or(&self, name: &str, default: &str) -> Result<String, RuleError> {
         match self.arg(name) {

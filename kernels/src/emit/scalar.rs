@@ -33,7 +33,7 @@ static inline long ix_mod0(long a, long b) {
 static inline long ix_shl(long a, long n) { return n < 0 || n > 63 ? 0 : (long)((unsigned long)a << n); }
 static inline long ix_shr(long a, long n) { return a >> (n < 0 || n > 63 ? 63 : n); }
 static inline long ix_pow(long a, long n) {
-  if (n < 0) return a == 1;
+  if (n < 0) return a == -1 ? 1 - 2 * (n & 1) : a == 1;
   unsigned long r = 1, b = (unsigned long)a;
   for (; n > 0; n >>= 1, b *= b) if (n & 1) r *= b;
   return (long)r;

@@ -171,10 +171,7 @@ pub fn depth_of_address(a: &Address, loops: &[Loop], values: &Values) -> usize {
 
 /// The type that values of a container's type are computed in: half precision is for memory only.
 pub fn arithmetic(dtype: DType) -> DType {
-    match dtype {
-        DType::F16 | DType::BF16 => DType::F32,
-        d => d,
-    }
+    dtype.arithmetic()
 }
 
 struct StatementValues<'a> {

@@ -7,7 +7,7 @@
 use super::{Call, Inference, Operator, Unknowns};
 use crate::element::Element;
 use crate::fact::Fact;
-use crate::tensor::{STRING_BYTES, Tensor};
+use crate::tensor::{STRING_BYTES, Tensor, n_elements};
 
 /// Room for a result whatever file it belongs to.
 pub const ALWAYS: usize = 256 << 20;
@@ -76,7 +76,7 @@ impl Operator {
                 Some(element) if call.widened && element.is_float() => 8,
                 element => element.and_then(Element::bytes).unwrap_or(STRING_BYTES),
             };
-            let bytes = sizes.iter().try_fold(each, |p, n| p.checked_mul(*n));
+            let bytes = n_elements(&sizes).and_then(|n| n.checked_mul(each));
             if bytes.is_none_or(|n| n > most_bytes) {
                 return Err(OperatorError::TooLarge { sizes, most_bytes });
             }
@@ -96,11 +96,7 @@ fn fact(tensor: &Tensor) -> Fact {
 }
 
 fn is_whole(tensor: &Tensor) -> bool {
-    let n = tensor
-        .shape
-        .iter()
-        .try_fold(1usize, |p, n| p.checked_mul(*n));
-    n == Some(tensor.len())
+    n_elements(&tensor.shape) == Some(tensor.len())
 }
 
 #[cfg(test)]

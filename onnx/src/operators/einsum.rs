@@ -8,7 +8,7 @@ use super::real::{Real, in_real};
 use super::strided::steps;
 use super::{Call, Inference, Operator, broadcast};
 use crate::fact::Fact;
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, room};
 use graph::SymExpr;
 use std::collections::BTreeMap;
 
@@ -291,8 +291,8 @@ fn pair<R: Real>(
             _ => {}
         }
     }
-    let size = |names: &[String]| names.iter().map(|n| sizes[n]).product::<usize>();
-    let (n, k, m, c) = (size(&batch), size(&inner), size(&rows), size(&columns));
+    let size = |names: &[String]| room(&names.iter().map(|n| sizes[n]).collect::<Vec<_>>());
+    let (n, k, m, c) = (size(&batch)?, size(&inner)?, size(&rows)?, size(&columns)?);
     // Shared dimensions of size 1 in one operand are stretched to the other's.
     let a = a
         .ordered(&[&batch[..], &rows, &inner].concat(), sizes)
@@ -300,7 +300,7 @@ fn pair<R: Real>(
     let b = b
         .ordered(&[&batch[..], &inner, &columns].concat(), sizes)
         .stretched(sizes);
-    let mut values = vec![R::zero(); n * m * c];
+    let mut values = vec![R::zero(); room(&[n, m, c])?];
     if !values.is_empty() && k > 0 {
         each_product(&mut values, m, c, n, |at| {
             let left = matrix(&a.values[at * m * k..][..m * k], m, k)?;

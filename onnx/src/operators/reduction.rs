@@ -67,7 +67,7 @@ const L1: Reduction = plain(
 );
 const L2: Reduction = plain(
     |v| sum_of(v, |x| x * x).sqrt(),
-    Some(|v| (v.iter().map(|x| (x * x) as f64).sum::<f64>()).sqrt() as i128),
+    Some(|v| (v.iter().map(|x| *x as f64 * *x as f64).sum::<f64>()).sqrt() as i128),
 );
 const SUM_SQUARE: Reduction = plain(
     |v| sum_of(v, |x| x * x),

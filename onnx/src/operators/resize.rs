@@ -140,7 +140,7 @@ impl<'a> Method<'a> {
             "asymmetric" => at / scale,
             "align_corners" if output == 1.0 => 0.0,
             "align_corners" => at * (input - 1.0) / (output - 1.0),
-            "pytorch_half_pixel" if output <= 1.0 => -0.5,
+            "pytorch_half_pixel" if output <= 1.0 => 0.0,
             "tf_half_pixel_for_nn" => (at + 0.5) / scale,
             "half_pixel_symmetric" => {
                 let offset = input / 2.0 * (1.0 - along.output as f32 / output);

@@ -253,7 +253,7 @@ fn unique(call: &Call) -> Result<Vec<Tensor>, String> {
 fn infer_non_zero(cx: &Inference) -> Option<Vec<Fact>> {
     let shape = cx
         .rank(0)
-        .map(|rank| vec![SymExpr::from(rank), cx.unknown()]);
+        .map(|rank| vec![SymExpr::from(rank.max(1)), cx.unknown()]);
     Some(vec![Fact::new(Some(Element::I64), shape)])
 }
 
@@ -264,13 +264,19 @@ fn non_zero(call: &Call) -> Result<Vec<Tensor>, String> {
         (0..v.len()).filter(|n| v[*n] != zero).collect()
     }
     let found = each_type!(&*x.values, v => others(v));
-    let steps = super::strided::steps(&x.shape);
-    let mut indices = Vec::with_capacity(found.len() * x.shape.len());
-    for (size, step) in x.shape.iter().zip(&steps) {
+    // A scalar counts as a list of one, as in NumPy and in ONNX Runtime.
+    let shape = if x.shape.is_empty() {
+        &[1]
+    } else {
+        &x.shape[..]
+    };
+    let steps = super::strided::steps(shape);
+    let mut indices = Vec::with_capacity(found.len() * shape.len());
+    for (size, step) in shape.iter().zip(&steps) {
         indices.extend(found.iter().map(|n| (n / step % size) as i64));
     }
     Ok(vec![Tensor::new(
-        &[x.shape.len(), found.len()],
+        &[shape.len(), found.len()],
         Values::I64(indices),
     )])
 }

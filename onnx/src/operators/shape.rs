@@ -150,10 +150,14 @@ fn one(cx: &Inference, at: usize) -> Option<SymExpr> {
 
 fn range_length(cx: &Inference) -> Option<SymExpr> {
     let scalar = |at: usize| cx.fact(at)?.scalar();
-    if let (Some(start), Some(limit), Some(delta)) = (scalar(0), scalar(1), scalar(2)) {
-        return Some(SymExpr::constant(n_steps(start, limit, delta)?));
+    if let Some(element) = cx.fact(0)?.element.filter(|e| e.is_float()) {
+        let n = n_steps(element == Element::F64, scalar(0)?, scalar(1)?, scalar(2)?)?;
+        return Some(SymExpr::constant(n));
     }
     let (start, limit, delta) = (one(cx, 0)?, one(cx, 1)?, one(cx, 2)?.as_const()?);
+    if let (Some(start), Some(limit)) = (start.as_const(), limit.as_const()) {
+        return Some(SymExpr::constant(n_whole_steps(start, limit, delta)?));
+    }
     let distance = if delta < 0 {
         start - limit
     } else {
@@ -164,9 +168,25 @@ fn range_length(cx: &Inference) -> Option<SymExpr> {
         .then(|| (distance + SymExpr::constant(step - 1)).floor_div(&SymExpr::constant(step)))
 }
 
-fn n_steps(start: f64, limit: f64, delta: f64) -> Option<i64> {
-    let n = ((limit - start) / delta).ceil().max(0.0);
+/// How many numbers there are. ONNX Runtime rounds the distance of bounds that are not declared as doubles.
+fn n_steps(is_double: bool, start: f64, limit: f64, delta: f64) -> Option<i64> {
+    let distance = match is_double {
+        true => limit - start,
+        false => f64::from((limit - start) as f32),
+    };
+    let n = (distance / delta).ceil().max(0.0);
     n.is_finite().then_some(n as i64)
+}
+
+/// As [`n_steps`], for integers, which may be beyond those of a float.
+fn n_whole_steps(start: i64, limit: i64, delta: i64) -> Option<i64> {
+    let distance = i128::from(limit) - i128::from(start);
+    let (distance, step) = match delta.signum() {
+        1 => (distance, i128::from(delta)),
+        -1 => (-distance, -i128::from(delta)),
+        _ => return None,
+    };
+    i64::try_from((distance.max(0) + step - 1) / step).ok()
 }
 
 fn range_elements(cx: &Inference) -> Option<Vec<SymExpr>> {
@@ -181,19 +201,22 @@ fn range_elements(cx: &Inference) -> Option<Vec<SymExpr>> {
 fn range(call: &Call) -> Result<Vec<Tensor>, String> {
     let element = call.input(0)?.element();
     let refuse = || "its bounds are not three numbers with a step that is not 0".to_string();
-    let scalar = |at: usize| call.input(at)?.scalar().ok_or_else(refuse);
-    let (start, limit, delta) = (scalar(0)?, scalar(1)?, scalar(2)?);
-    let n = n_steps(start, limit, delta).ok_or_else(refuse)?;
-    let n = room(&sizes(&[n])?.0)?;
+    let count = |n: Option<i64>| room(&sizes(&[n.ok_or_else(refuse)?])?.0);
     let made = if element.is_float() {
+        let scalar = |at: usize| call.input(at)?.scalar().ok_or_else(refuse);
+        let (start, limit, delta) = (scalar(0)?, scalar(1)?, scalar(2)?);
+        let is_double = element == Element::F64 && !call.widened;
+        let n = count(n_steps(is_double, start, limit, delta))?;
         let at = |i: usize| start + i as f64 * delta;
         let values: Vec<f64> = (0..n).map(at).collect();
         Tensor::floats(element, &[n], &values)
     } else {
-        let (start, delta) = (call.ints(0)?, call.ints(2)?);
-        let (Some(start), Some(delta)) = (start.first(), delta.first()) else {
-            return Err(refuse());
+        let one = |at: usize| match call.ints(at)?.as_slice() {
+            [one] => Ok(*one),
+            _ => Err(refuse()),
         };
+        let (start, limit, delta) = (one(0)?, one(1)?, one(2)?);
+        let n = count(n_whole_steps(start, limit, delta))?;
         let values: Vec<i64> = (0..n as i64)
             .map(|i| start.wrapping_add(delta.wrapping_mul(i)))
             .collect();

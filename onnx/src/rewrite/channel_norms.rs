@@ -123,7 +123,8 @@ fn instance_normalization(scope: &Scope, n: usize) -> Option<Patch> {
     let mean = take(scope, mean, "ReduceMean", &mut core.taken)?;
     let same = scope.input(mean, 0) == Some(x) && reduced_axes(scope, mean)? == core.axes;
     let (element, channels, rank) = normalizable(scope, x)?;
-    if !same || !core.axes.iter().copied().eq(2..rank) {
+    let is_known = element != Element::BF16 || scope.opset() >= 22;
+    if !same || !is_known || !core.axes.iter().copied().eq(2..rank) {
         return None;
     }
     let mut taken = core.taken;

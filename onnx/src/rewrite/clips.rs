@@ -5,7 +5,7 @@
 //! `Abs(Neg(x))`; after: `Abs(x)`. Before: `Clip(Relu(x), c, d)` and other pairs of Relu and Clip with
 //! constant bounds; after: one Clip, or Relu where the bounds are 0 and infinity.
 //!
-//! Exact, NaN included. Legal wherever the types are those of the operators; pairs of bounds only if
+//! Exact, NaN and signs of zeros included (Relu may leave -0, so Abs stays behind it). Legal wherever the types are those of the operators; pairs of bounds only if
 //! nobody else reads what is between. Saves a node and a pass over the data.
 
 use super::Rule;
@@ -42,9 +42,7 @@ fn repeated(scope: &Scope, n: usize) -> Option<Patch> {
         ("Abs" | "Ceil" | "Floor" | "Round" | "Sign", inner) if inner == op => {
             Patch::forward(scope, n, x)
         }
-        ("Abs", "Relu" | "Sigmoid" | "Exp" | "Softmax" | "HardSigmoid") => {
-            Patch::forward(scope, n, x)
-        }
+        ("Abs", "Sigmoid" | "Exp" | "Softmax" | "HardSigmoid") => Patch::forward(scope, n, x),
         ("Neg", "Neg") | ("Not", "Not") => Patch::forward(scope, n, scope.input(p, 0)?),
         ("Abs", "Neg") => {
             let mut abs = scope.node(n).clone();

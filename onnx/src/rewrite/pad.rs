@@ -80,7 +80,7 @@ fn into_window(scope: &Scope, n: usize) -> Option<Patch> {
     if own.len() != added.len() || own.iter().any(|p| *p < 0) {
         return None;
     }
-    let pads: Vec<i64> = own.iter().zip(&added).map(|(a, b)| a + b).collect();
+    let pads = sums(&own, &added)?;
     let mut wider = window.clone();
     wider.input[0] = x.to_string();
     wider
@@ -115,6 +115,11 @@ fn into_window(scope: &Scope, n: usize) -> Option<Patch> {
     legal.then(|| exchanged(scope, [p, n], wider))
 }
 
+/// The sums of two lists of pads; `None` if one is beyond what a file can hold.
+fn sums(a: &[i64], b: &[i64]) -> Option<Vec<i64>> {
+    a.iter().zip(b).map(|(a, b)| a.checked_add(*b)).collect()
+}
+
 fn exchanged(scope: &Scope, remove: [usize; 2], node: NodeProto) -> Patch {
     Patch {
         insert: vec![heir(scope.node(remove[1]), node)],
@@ -131,12 +136,7 @@ fn merge(scope: &Scope, n: usize) -> Option<Patch> {
     if scope.sole_user(p) != Some(n) || !same {
         return None;
     }
-    let pads: Vec<i64> = first
-        .pads
-        .iter()
-        .zip(&second.pads)
-        .map(|(a, b)| a + b)
-        .collect();
+    let pads = sums(&first.pads, &second.pads)?;
     let mut patch = Patch {
         remove: vec![p, n],
         ..Patch::default()

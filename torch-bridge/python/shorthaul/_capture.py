@@ -32,6 +32,7 @@ The graph is functional: a module that writes its buffers has the new values amo
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import math
@@ -338,11 +339,7 @@ class _Writer:
         index = None
         if constant is not None:
             index = len(self.constants)
-            self.constants.append(
-                constant.cpu().view(-1).view(torch.uint8).numpy().tobytes()
-                if constant.numel()
-                else b""
-            )
+            self.constants.append(_bytes_of(constant.cpu()))
         return {
             "name": node.name,
             "kind": kind,
@@ -592,6 +589,11 @@ def _is_empty(value: Any) -> bool:
     if not isinstance(value, torch.Tensor) or any(type(n) is not int for n in value.shape):
         return False
     return 0 in value.shape
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    """The numbers of a contiguous tensor on the CPU as they lie in memory, without NumPy."""
+    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -49,6 +49,8 @@ def _weights(n_in: int, n_out: int, align_corners: bool, scale, kernel, reach: i
 
 def _rule(kernel, reach: int):
     def rule(x, output_size, align_corners, scales_h=None, scales_w=None):
+        if not x.is_floating_point():
+            return NotImplemented
         height, width = output_size
         rows = _weights(x.shape[-2], height, align_corners, scales_h, kernel, reach)
         columns = _weights(x.shape[-1], width, align_corners, scales_w, kernel, reach)

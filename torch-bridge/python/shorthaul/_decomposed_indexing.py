@@ -151,10 +151,14 @@ def index_fill(x, dim, index, value):
     dim, n = dim % x1.dim(), x1.shape[dim % x1.dim()]
     if index.numel() * n > _N_PAIRS:
         return NotImplemented
-    at = held(index.reshape(-1), n)
+    at = torch.arange(n)[index.reshape(-1)]
     hit = (at.unsqueeze(-1) == torch.arange(n)).any(0)
     sizes = [1] * x1.dim()
     sizes[dim] = n
+    if isinstance(value, torch.Tensor):
+        value = value.to(x.dtype)
+    elif not x.is_floating_point():
+        value = bool(value) if x.dtype is torch.bool else int(value)
     return torch.where(hit.reshape(sizes), value, x1).to(x.dtype).reshape(x.shape)
 
 

@@ -142,7 +142,8 @@ def mode(x, dim=-1, keepdim=False):
     same = moved.unsqueeze(-1) == moved.unsqueeze(-2)
     count = same.to(torch.int64).sum(-1)
     is_most = count == count.amax(-1, keepdim=True)
-    value = torch.where(is_most, moved, math.inf).amin(-1, keepdim=True)
+    largest = math.inf if moved.is_floating_point() else torch.iinfo(moved.dtype).max
+    value = torch.where(is_most, moved, largest).amin(-1, keepdim=True)
     position = torch.arange(x.shape[dim])
     at = torch.where(moved == value, position, -1).amax(-1, keepdim=True).movedim(-1, dim)
     return _kept(x.gather(dim, at), dim, keepdim), _kept(at, dim, keepdim)
@@ -154,14 +155,22 @@ def searchsorted(ordered, values, *, out_int32=False, right=False, side=None, so
         return NotImplemented
     if sorter is not None:
         ordered = ordered.gather(-1, sorter)
-    given = values if is_tensor else torch.full((1,), values, dtype=ordered.dtype)
+    if not is_tensor:
+        given = torch.full((1,), values, dtype=torch.result_type(ordered, values))
+    else:
+        given = values
     given, ordered, shape = given.detach(), ordered.detach(), given.shape
     if ordered.dim() == 1:
         given = given.reshape(-1)
     is_right = right or side == "right"
     left, at = ordered.unsqueeze(-2), given.unsqueeze(-1)
-    before = left <= at if is_right else left < at
-    found = before.to(torch.int64).sum(-1)
+    # NaN is behind all, since no comparison with it holds.
+    is_behind = left > at if is_right else left >= at
+    n = ordered.shape[-1]
+    if n:
+        found = torch.where(is_behind, torch.arange(n), n).amin(-1)
+    else:
+        found = torch.zeros(given.shape, dtype=torch.int64)
     found = found.reshape(shape if is_tensor else ())
     return found.to(torch.int32) if out_int32 else found
 

@@ -109,7 +109,7 @@ def _left_to_pytorch() -> frozenset[str]:
     """Functions whose gradient is another one than kernels compute, or that have none."""
     with torch.inference_mode(False):
         zero = torch.zeros(1, device="cpu")
-    # Of each function, where to ask and what the gradient there is for kernels.
+    # For each function: where to ask, and the gradient that kernels compute there.
     asked = {
         "aminmax": (lambda x: x.aminmax()[0], 1.0, 1.0),
         # PyTorch gives the gradient of what was overwritten, and none of the rest.

@@ -265,7 +265,7 @@ def gradients_of_chosen_elements(wrap):
     return [step(wrap(_penalized(choose)), randn(3, 4)) for choose in chosen]
 
 
-@program
+@program(since=(2, 14))
 def gradients_of_shrinks_and_distances(wrap):
     f = torch.nn.functional
     operators = [f.hardshrink, f.softshrink, lambda x: torch.cdist(x, 2 * x + 1)]

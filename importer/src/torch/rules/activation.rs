@@ -21,9 +21,8 @@ pub(super) const RULES: Table = &[
     ("aten.cosh.default", |s| unary(s, Unary::Cosh)),
     ("aten.erf.default", |s| unary(s, Unary::Erf)),
     ("aten.exp.default", |s| unary(s, Unary::Exp)),
-    ("aten.exp2.default", |s| {
-        of(s, x().mul(Expr::float(std::f64::consts::LN_2)).exp())
-    }),
+    // A power is exact where the exponent is whole.
+    ("aten.exp2.default", |s| of(s, Expr::float(2.0).pow(x()))),
     ("aten.expm1.default", |s| unary(s, Unary::Expm1)),
     ("aten.floor.default", |s| unary(s, Unary::Floor)),
     ("aten.isnan.default", |s| unary(s, Unary::IsNan)),
@@ -48,10 +47,10 @@ pub(super) const RULES: Table = &[
     ("aten.trunc.default", |s| unary(s, Unary::Trunc)),
     ("aten.square.default", |s| of(s, x().mul(x()))),
     ("aten.log2.default", |s| {
-        of(s, x().log().mul(Expr::float(std::f64::consts::LOG2_E)))
+        log_of_base(s, 2.0, std::f64::consts::LOG2_E)
     }),
     ("aten.log10.default", |s| {
-        of(s, x().log().mul(Expr::float(std::f64::consts::LOG10_E)))
+        log_of_base(s, 10.0, std::f64::consts::LOG10_E)
     }),
     ("aten.relu.default", |s| {
         let value = Expr::select(x().lt(Expr::float(0.0)), Expr::float(0.0), x());
@@ -130,6 +129,17 @@ fn with_whole_numbers(s: &Site, expr: Expr) -> Expr {
         Expr::Const(number) if dtype.is_int() => Some(Expr::int(number.as_i64().clamp(low, high))),
         _ => None,
     })
+}
+
+/// The logarithm to a base, exact for powers of the base: `log(8192) · log2(e)` may be just below 13.
+fn log_of_base(s: &mut Site, base: f64, per_e: f64) -> Results {
+    let log = x().log().mul(Expr::float(per_e));
+    if s.builder.dtype(s.subject()?) != s.out_dtype(0) {
+        return of(s, log);
+    }
+    let near = Expr::unary(Unary::Round, log.clone());
+    let is_exact = Expr::float(base).pow(near.clone()).eq_(x());
+    of_slope(s, Expr::select(is_exact, near, log.clone()), log)
 }
 
 /// `value` of the first argument with the gradient of `like`, which has the same values but may lose

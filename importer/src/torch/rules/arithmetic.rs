@@ -256,7 +256,21 @@ fn binary_named(s: &mut Site, f: Binary, other: &str) -> Results {
     let compute = common_type(s, &["self", other]);
     let mut operands = Operands::new(s, compute);
     let (a, b) = (operands.get("self")?, operands.get(other)?);
-    operands.finish(Expr::binary(f, a, b))
+    let met = |e: Expr| match f {
+        // In 16 bits, sums, products and quotients take a number as it is.
+        Binary::Add | Binary::Sub | Binary::Mul | Binary::Div => e,
+        _ => in_type(e, compute),
+    };
+    operands.finish(Expr::binary(f, met(a), met(b)))
+}
+
+/// A real number rounded to `dtype`, as PyTorch rounds one that a tensor of this type is compared with or divided by
+/// for the remainder.
+fn in_type(e: Expr, dtype: DType) -> Expr {
+    match e {
+        Expr::Const(n @ Scalar::Float(_)) if dtype.is_float() => Expr::Const(n.cast(dtype)),
+        e => e,
+    }
 }
 
 /// `self ∘ alpha·other`.
@@ -332,7 +346,7 @@ fn pow_scalar(s: &mut Site) -> Results {
         whole if !dtype.is_float() && whole == whole.trunc() => {
             Expr::binary(Binary::Pow, x, Expr::int(whole as i64))
         }
-        _ => Expr::binary(Binary::Pow, x, Expr::float(exponent)),
+        _ => Expr::binary(Binary::Pow, x, in_type(Expr::float(exponent), dtype)),
     };
     operands.finish(expr)
 }
@@ -426,6 +440,7 @@ fn rest_of_division(s: &mut Site) -> Results {
     let dtype = s.out_dtype(0);
     let mut operands = Operands::new(s, dtype);
     let (a, b) = (operands.get("self")?, operands.get("other")?);
+    let (a, b) = (in_type(a, dtype), in_type(b, dtype));
     let value = rest_of(a.clone(), b.clone(), dtype);
     let dy = operands.incoming();
     let quotient = Expr::unary(Unary::Trunc, a.clone().div(b.clone()));
@@ -438,6 +453,7 @@ fn remainder(s: &mut Site) -> Results {
     let dtype = s.out_dtype(0);
     let mut operands = Operands::new(s, dtype);
     let (a, b) = (operands.get("self")?, operands.get("other")?);
+    let (a, b) = (in_type(a, dtype), in_type(b, dtype));
     let value = Expr::binary(Binary::Mod, a.clone(), b.clone());
     let dy = operands.incoming();
     let quotient = floor_of_quotient(a.clone(), b.clone(), dtype);

@@ -3,7 +3,7 @@
 use super::Table;
 use crate::torch::error::RuleError;
 use crate::torch::site::{Results, Site, element_index};
-use graph::{Attr, Binary, ContainerId, Expr};
+use graph::{Attr, Binary, ContainerId, Expr, Scalar};
 use ops::{OpBuilder, attrs};
 
 pub(super) const RULES: Table = &[
@@ -63,6 +63,12 @@ fn range(s: &mut Site) -> Results {
     };
     let dtype = s.out_dtype(0);
     let zeros = constant(s, Expr::int(0))?;
+    // Integers count with a whole start and step.
+    let whole = |e: Expr| match e {
+        Expr::Const(n @ Scalar::Float(_)) if dtype.is_int() => Expr::Const(n.cast(dtype)),
+        e => e,
+    };
+    let (start, step) = (whole(start), whole(step));
     let value = start
         .add(step.mul(Expr::Index(element_index(0))))
         .cast(dtype);

@@ -26,7 +26,7 @@ pub(super) const RULES: Table = &[
     ("aten.permute.default", permute),
     ("aten.transpose.int", transpose),
     ("aten.t.default", turn_last_two),
-    ("aten.numpy_T.default", turn_last_two),
+    ("aten.numpy_T.default", reverse_all),
     ("aten.mT.default", turn_last_two),
     ("aten.flip.default", flip),
     ("aten.repeat.default", repeat),
@@ -76,6 +76,12 @@ fn transpose(s: &mut Site) -> Results {
     let rank = s.rank(x);
     let (a, b) = (s.axis("dim0", rank)?, s.axis("dim1", rank)?);
     swapped(s, x, a, b)
+}
+
+fn reverse_all(s: &mut Site) -> Results {
+    let x = s.subject()?;
+    let order = (0..s.rank(x) as i64).rev().collect();
+    Ok(vec![Some(s.permute(x, order)?)])
 }
 
 fn turn_last_two(s: &mut Site) -> Results {

@@ -52,16 +52,22 @@ fn window(s: &Site, n: usize) -> Result<Attrs, RuleError> {
     ]))
 }
 
-/// Every element repeated, where the size is a whole multiple of the input's.
+/// Every element repeated, where the size is a whole multiple of the input's. A factor that is given must be that
+/// multiple: with a factor of 3.3, three elements become nine that begin 0, 0, 0, 0, 1.
 fn repeat_to_size(s: &mut Site, n: usize) -> Results {
     let x = s.subject()?;
     let (input, output) = (s.builder.shape(x), s.out_shape(0));
+    let factors = s.floats("scale_factors")?;
     let mut wide = input[..2].to_vec();
     let mut repeated = wide.clone();
-    for (from, to) in input[2..].iter().zip(&output[2..]).take(n) {
+    for (d, (from, to)) in input[2..].iter().zip(&output[2..]).take(n).enumerate() {
         let times = to
             .divide_exactly(from)
             .ok_or_else(|| s.unsupported("a size that is no multiple of the input's"))?;
+        let factor = factors.get(d).copied();
+        if factor.is_some_and(|f| times.as_const().map(|t| t as f64) != Some(f)) {
+            return Err(s.unsupported("a factor that is no whole number"));
+        }
         wide.extend([from.clone(), SymExpr::constant(1)]);
         repeated.extend([from.clone(), times]);
     }

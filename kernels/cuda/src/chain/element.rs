@@ -307,8 +307,8 @@ impl<'f> Elements<'f> {
         t.line(&format!("const {ctype} t{n} = {made};"));
     }
 
-    /// Whether a quotient at numbers of tiles becomes a product with a reciprocal that its row or its column has once.
-    /// That rounds once more, but a division takes longer than the rest of most elements.
+    /// Whether the elements of a tile are multiplied by a reciprocal that is computed once for their row or column,
+    /// instead of being divided. That rounds once more, but a division takes longer than the rest of most elements.
     fn has_reciprocal(&self, n: usize, divisor: ValueId) -> bool {
         let is_const = matches!(self.values.get(divisor).op, Op::Const(_));
         let shared = matches!(self.scopes[divisor.0], (true, false) | (false, true));

@@ -27,15 +27,15 @@ from .accuracy import check, gradient_errors, print_check
 from .alone import first_step, serve
 from .kernels import print_profile
 from .options import Setting, network, parse
-from .timing import measure
+from .timing import is_out_of_memory, measure
 from .variants import inputs_of, model_of, precision
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the bench; from a command line, in the environment of ``environment``.
 
-    The exit code is 1 if Shorthaul fails, ``--check`` finds a difference or the file of
-    ``--compare`` holds no results, 2 for options that cannot be followed, 130 if Ctrl-C stopped
+    The exit code is 1 if Shorthaul fails, ``--check`` finds a difference or a file of results
+    cannot be used, 2 for options that cannot be followed, 130 if Ctrl-C stopped
     the run: what was measured by then is written. If a peer fails, a network does not fit into
     memory, its library is not installed or there is nothing to compare with, it prints the reason
     and continues with the rest.
@@ -53,17 +53,13 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     try:
         old = _old_results(options.compare)
-        shown = [stored.read(path) for path in options.page_from or ()]
         for path in filter(None, (options.json, options.html)):
             files.check_writable(path)
     except (stored.BrokenResults, OSError) as error:
         print(f"shorthaul-bench: error: {error}", file=sys.stderr)
         return 2
-    if shown:
-        for sentence in [sentence for file in shown for sentence in file.odd]:
-            print(sentence)
-        text = page.page(stored.together(shown), [file.machine for file in shown])
-        return 0 if _is_written(options.html, text) else 1
+    if options.page_from:
+        return _page_from(options.page_from, options.html)
     if arguments is None and not options.plain_environment:
         environment.start_again()
     found: list[dict] = []
@@ -91,6 +87,23 @@ def _old_results(path: Path | None) -> stored.Stored | None:
     except stored.ForeignFile as error:
         print(f"shorthaul-bench: {error}; nothing is compared with it", file=sys.stderr)
         return None
+
+
+def _page_from(paths: list[Path], html: Path) -> int:
+    """Draws the results of files; those that cannot be read are said and left out."""
+    shown: list[stored.Stored] = []
+    for path in paths:
+        try:
+            shown.append(stored.read(path))
+        except (stored.BrokenResults, OSError) as error:
+            print(f"shorthaul-bench: {error}; it is left out", file=sys.stderr)
+    if not shown:
+        print("shorthaul-bench: error: there are no results to draw", file=sys.stderr)
+        return 2
+    for sentence in [sentence for file in shown for sentence in file.odd]:
+        print(sentence)
+    text = page.page(stored.together(shown), [file.machine for file in shown])
+    return 0 if _is_written(html, text) and len(shown) == len(paths) else 1
 
 
 def _finish(options: argparse.Namespace, found: list[dict], old: stored.Stored | None) -> bool:
@@ -140,7 +153,7 @@ def _outcome(setting: Setting, options: argparse.Namespace) -> tuple[list[dict],
         print(f"\n{setting}: skipped, it needs the package {missing}: pip install {missing}")
         return [], True
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, shorthaul.ShorthaulError) or not _is_out_of_memory(error):
+        if isinstance(error, shorthaul.ShorthaulError) or not is_out_of_memory(error):
             raise
         print(f"\n{setting}: skipped, it does not fit into memory")
         return [], True
@@ -202,11 +215,6 @@ def _run(setting: Setting, options) -> tuple[dict | None, bool]:
         print(limits.sentence(found, machine))
         measured |= {"limits": machine, "used": found}
     return measured, "error" not in measured["variants"]["shorthaul"]
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    said = str(error)
-    return isinstance(error, MemoryError) or "can't allocate memory" in said
 
 
 def _print_networks() -> None:

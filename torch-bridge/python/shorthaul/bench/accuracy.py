@@ -10,7 +10,6 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -122,6 +121,8 @@ def _gradients(setting: Setting, variant: str, model: nn.Module, inputs) -> dict
     """Gradients of one step in float64, by parameter."""
     names = [name for name, _ in model.named_parameters()]
     if variant in OTHERS:
+        import numpy as np  # both of them need it, PyTorch does not
+
         given = stepper(setting, variant, model, inputs)()
         by_name = given[1] if variant == "jax" else given
         behind = "" if variant == "jax" else ".grad"

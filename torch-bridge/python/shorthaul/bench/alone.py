@@ -29,6 +29,9 @@ from .variants import inputs_of, model_of, stepper
 #: Given in place of a variant: read variants from standard input, see :func:`serve`.
 _EACH = "-"
 
+#: What SIGKILL means if nobody sent it.
+KILLED = "the system killed the process, most likely because memory ran out"
+
 
 class Processes(contextlib.AbstractContextManager):
     """Measures variants of a setting, each in a process of its own."""
@@ -94,7 +97,7 @@ class Processes(contextlib.AbstractContextManager):
             raise RuntimeError(what)
         answer = json.loads(line)
         if answer["code"] == -signal.SIGKILL:
-            raise RuntimeError("the system killed the process, most likely because memory ran out")
+            raise RuntimeError(KILLED)
         if answer["code"]:
             failed = answer["error"] or ending(answer["code"])
             raise RuntimeError(f"a step of {variant} in a new process failed: {failed}")

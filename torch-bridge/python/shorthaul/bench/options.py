@@ -116,6 +116,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         parser.error("--check compares with f64: give another --dtype")
     if options.recipes is not None and options.dtype == "autocast":
         parser.error("--recipes takes no autocast: use --dtype bf16")
+    for name in ("predicted", "recipes"):
+        if options.separate and getattr(options, name):
+            parser.error(f"--{name} measures all networks in one process: leave --separate out")
     if options.tune is not None and options.recipes is None:
         parser.error("--tune writes recipes: name their folder with --recipes")
     if options.recipes is not None and options.mode != "train":
@@ -154,6 +157,13 @@ def _numbers(text: str) -> list[int]:
     if min(found) < 1:
         raise argparse.ArgumentTypeError("each number must be at least 1")
     return found
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError("it must be at least 1")
+    return count
 
 
 def _seconds(text: str) -> float:
@@ -201,8 +211,8 @@ def _parser() -> argparse.ArgumentParser:
         default="eager,channels_last",
         help=f"what to compare with: {', '.join(VARIANTS[1:])} (default: eager,channels_last)",
     )
-    add("--rounds", type=int, default=7, help="measured steps of each variant (7)")
-    add("--warmup", type=int, default=2, help="steps that run before these (2)")
+    add("--rounds", type=_count, default=7, help="measured steps of each variant (7)")
+    add("--warmup", type=_count, default=2, help="steps that run before these (2)")
     add(
         "--seconds",
         type=_seconds,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,7 +32,7 @@ def run(setting: Setting, options: argparse.Namespace) -> tuple[list[dict], bool
         written = Path(folder) / "results.json"
         code = _ended(setting, options, peers, written)
         crashing: dict[str, str] = {}
-        if code is not None and code < 0:
+        if code is not None and code < 0 and code != -signal.SIGKILL:
             found = {peer: alone.crash(setting, peer) for peer in peers}
             crashing = {peer: ending for peer, ending in found.items() if ending}
         if crashing:
@@ -60,7 +61,9 @@ def _ended(
     except subprocess.TimeoutExpired:
         print(f"\n{setting}: ended after {_TIME_LIMIT} seconds", flush=True)
         return None
-    if code not in (0, 1):
+    if code == -signal.SIGKILL:
+        print(f"\n{setting}: skipped, {alone.KILLED}", flush=True)
+    elif code not in (0, 1):
         print(f"\n{setting}: the process ended with {alone.ending(code)}", flush=True)
     return code
 

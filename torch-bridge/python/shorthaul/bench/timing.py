@@ -69,6 +69,7 @@ def _measure(
     if not has_images(inputs):
         variants = [v for v in variants if v != "channels_last"]
     entries: dict[str, dict] = {}
+    failures: list[Exception] = []
     steps: dict[str, Callable[[], object]] = {}
     for variant in variants:
         try:
@@ -79,6 +80,9 @@ def _measure(
             steps[variant] = step
         except Exception as error:
             entries[variant] = {"error": _first_line(error)}
+            failures.append(error)
+    if not steps and all(map(is_out_of_memory, failures)):
+        raise MemoryError
     # What lay idle while others were compiled runs again before it is measured.
     for variant, step in [*steps.items()] * (warmup - 1):
         try:
@@ -139,7 +143,7 @@ def interleaved(
 ) -> dict[str, list[float]]:
     """Milliseconds of each step in each round; every other round goes through them backwards.
 
-    Of ``seconds``, see :func:`measure`.
+    :func:`measure` explains ``seconds``.
     """
     times: dict[str, list[float]] = {variant: [] for variant in steps}
     begin = time.perf_counter()
@@ -188,6 +192,11 @@ def ratio(above: list[float], below: list[float]) -> dict:
         "low": medians[round(0.025 * (_RESAMPLES - 1))],
         "high": medians[round(0.975 * (_RESAMPLES - 1))],
     }
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a request for memory failed, in Python or in PyTorch."""
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
 
 def _first_line(error: Exception) -> str:

@@ -80,10 +80,10 @@ def tokens(length: int, vocabulary: int) -> Callable[[int], Inputs]:
 
 
 def padded_tokens(length: int, vocabulary: int) -> Callable[[int], Inputs]:
-    """Numbers of tokens, and where they are padding: rows end up to a quarter early."""
+    """Numbers of tokens, and where they are padding: rows end up to a fifth early."""
 
     def make(batch: int) -> Inputs:
-        lengths = length - torch.arange(batch).remainder(4) * (length // 16)
+        lengths = length - torch.arange(1, batch + 1).remainder(4) * (length // 16)
         is_padding = torch.arange(length) >= lengths[:, None]
         return torch.randint(vocabulary, (batch, length)), is_padding
 
