@@ -30,6 +30,11 @@ fn variance_scale(call: &Call, n: &SymExpr) -> Result<Expr, OpError> {
     })
 }
 
+/// Whether there are no more elements than the correction.
+fn is_infinite(scale: &Expr) -> bool {
+    scale.as_number() == Some(f64::INFINITY)
+}
+
 impl Op for Variance {
     fn name(&self) -> &'static str {
         "variance"
@@ -76,12 +81,25 @@ impl Op for Variance {
             vec![Memlet::new(x, i.iter().cloned())]
         });
         let off = Expr::In(0).sub(Expr::In(1));
-        let square = off.clone().mul(off).mul(variance_scale(call, &n)?);
+        let scale = variance_scale(call, &n)?;
+        let square = off.clone().mul(off);
         let dims = (axes.as_slice(), call.bool_or("keep", false)?);
-        builder.reduce_over(&shape, dims, out, (Reduction::Sum, square), |i| {
+        let reads = |i: &[SymExpr]| {
             let group = Memlet::new(mean, kept_index(i, &axes));
             vec![Memlet::new(x, i.iter().cloned()), group]
-        });
+        };
+        if is_infinite(&scale) {
+            // Infinity times the square of one element that equals the mean would be NaN for all.
+            let result = builder.shape(out);
+            let squares = builder.transient("squares", dtype.arithmetic(), &result);
+            builder.reduce_over(&shape, dims, squares, (Reduction::Sum, square), reads);
+            builder.map_over(&result, out, Expr::In(0).mul(scale), |i| {
+                vec![Memlet::new(squares, i.iter().cloned())]
+            });
+            return Ok(());
+        }
+        let term = (Reduction::Sum, square.mul(scale));
+        builder.reduce_over(&shape, dims, out, term, reads);
         Ok(())
     }
 
@@ -101,9 +119,17 @@ impl Op for Variance {
         };
         let mean = reduce_kept(builder, "mean", wide, &axes)?;
         let scale = variance_scale(&g.call, &extent(&shape, &axes))?;
-        let slope = Expr::In(1)
-            .sub(Expr::In(2))
-            .mul(scale.mul(Expr::float(2.0)));
+        let slope = match is_infinite(&scale) {
+            // PyTorch gives infinity of one sign.
+            true => Expr::select(
+                Expr::In(1).cast(builder.dtype(mean)).eq_(Expr::In(2)),
+                Expr::float(f64::NAN),
+                scale,
+            ),
+            false => Expr::In(1)
+                .sub(Expr::In(2))
+                .mul(scale.mul(Expr::float(2.0))),
+        };
         let dx = Expr::In(0).mul(slope).cast(builder.dtype(x));
         let dx = builder.elementwise(dx, &[dy, x, mean])?;
         Ok(g.only(0, dx))

@@ -59,7 +59,22 @@ def rests(x):
     return x % 0.1, torch.fmod(x, 0.1), x**3.3, 0.1 % x
 
 
+def scaled(x, at, y):
+    square = torch.stack([y, y])
+    return (
+        x.index_add(0, at, y, alpha=3),
+        torch.addcmul(x[:2], y, y, value=3),
+        torch.addmm(square, square, square, alpha=3, beta=5),
+    )
+
+
+def spread(x):
+    return [torch.var(x, 1, correction=n) for n in (3, 5)] + [torch.std(x, 1, correction=3)]
+
+
 CASES = {
+    "scaled_integers": (scaled, of([0, 0, 0]), of([0, 2]), of([LARGE, LARGE + 2])),
+    "spread_of_too_few": (spread, of([[1.0, 2.0, 3.0], [1.0, 5.0, 6.5], [2.0, 2.0, 2.0]])),
     **{f"rests_{dtype}": (rests, of([0.5, 1.5, 2.5], dtype)) for dtype in HALF},
     "literals": (literals, of([1.0, 2.0, 3.0])),
     **{
@@ -70,7 +85,8 @@ CASES = {
     "searched_nan": (searched, of([0.5, NAN, 3.0, INF]), of([0.0, 1.0, 2.0])),
     "searched_among_nan": (searched, of([0.5, 2.0, NAN]), of([0.0, 1.0, NAN])),
     "searched_among_none": (searched, of([0.5, NAN]), of([])),
-    "searched_number": (lambda b: torch.bucketize(of(2.5), b), of([1, 2, 3])),
+    "searched_number": (lambda b: torch.bucketize(2.5, b), of([1, 2, 3])),
+    "searched_fractions": (searched, of([0.5, 2.5, 2.0]), of([1, 2, 3])),
     "filled": (filled, of([1, LARGE, 3]), of([1.0, 2.0, 3.0])),
     "most_frequent": (lambda x: torch.mode(x, 0), of([LARGE, 1, LARGE])),
     "logarithms": (logarithms, 2.0 ** torch.arange(-140.0, 127.0)),

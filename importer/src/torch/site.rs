@@ -145,6 +145,15 @@ impl Site<'_, '_> {
         }
     }
 
+    /// A factor of values of type `dtype`, 1 where it is null: of integers it is one, so that no digit is lost.
+    pub fn factor(&self, name: &str, dtype: DType) -> Result<Expr, RuleError> {
+        let value = self.float_or(name, 1.0)?;
+        Ok(match dtype.is_float() {
+            true => Expr::float(value),
+            false => Expr::int(value as i64),
+        })
+    }
+
     /// A list of real numbers; none where it is null.
     pub fn floats(&self, name: &str) -> Result<Vec<f64>, RuleError> {
         let wrong = || self.wrong(name, "a list of numbers");

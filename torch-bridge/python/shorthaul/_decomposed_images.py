@@ -160,6 +160,8 @@ def _linear_of_scales(operator):
     """PyTorch's rule; along a dimension that keeps its size, eager copies, whatever the scale."""
 
     def rule(x, output_size, align_corners, scale_factors=None):
+        if not x.is_floating_point():
+            return NotImplemented
         scales = [None] * (x.dim() - 2) if scale_factors is None else list(scale_factors)
         sizes = output_size
         if sizes is None:
@@ -169,6 +171,17 @@ def _linear_of_scales(operator):
             if scale is not None and 1 <= scale < 2 and sizes[d] == x.shape[2 + d]:
                 scales[d] = None
         return decomposition_table[operator](x, sizes, align_corners, *scales)
+
+    return rule
+
+
+def _of_floats(operator):
+    """PyTorch's rule, which rounds bytes otherwise than eager's kernel of fixed-point weights."""
+
+    def rule(x, *args, **kwargs):
+        if not x.is_floating_point():
+            return NotImplemented
+        return decomposition_table[operator](x, *args, **kwargs)
 
     return rule
 
@@ -193,6 +206,7 @@ RULES = {
     aten.fractional_max_pool3d.default: fractional_max_pool,
     aten._upsample_bilinear2d_aa.default: _rule(_triangle, 1),
     aten._upsample_bicubic2d_aa.default: _rule(_cubic, 2),
+    aten.upsample_bilinear2d.default: _of_floats(aten.upsample_bilinear2d.default),
     aten.upsample_bilinear2d.vec: _linear_of_scales(aten.upsample_bilinear2d.default),
     aten.upsample_linear1d.vec: _linear_of_scales(aten.upsample_linear1d.default),
     aten.upsample_trilinear3d.vec: _linear_of_scales(aten.upsample_trilinear3d.default),

@@ -548,11 +548,11 @@ fn add_combined(s: &mut Site, f: Binary) -> Results {
         operands.get("tensor1")?,
         operands.get("tensor2")?,
     );
-    let value = operands.site.float_or("value", 1.0)?;
+    let value = operands.site.factor("value", dtype)?;
     // In this order, so that it overflows where PyTorch's does.
-    let a = match value == 1.0 {
-        true => a,
-        false => Expr::float(value).mul(a),
+    let a = match value.as_number() {
+        Some(1.0) => a,
+        _ => value.mul(a),
     };
     operands.finish(x.add(Expr::binary(f, a, b)))
 }

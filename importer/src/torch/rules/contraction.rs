@@ -120,21 +120,15 @@ fn product(s: &mut Site, a: &str, b: &str) -> Results {
 fn add_product(s: &mut Site, a: &str, b: &str) -> Results {
     let (c, a, b) = (s.tensor("self")?, s.tensor(a)?, s.tensor(b)?);
     let y = matrix_product(s, a, b)?;
-    let (alpha, beta) = (s.float_or("alpha", 1.0)?, s.float_or("beta", 1.0)?);
-    let times = |value: f64, x: Expr| {
-        if value == 1.0 {
-            x
-        } else {
-            x.mul(Expr::float(value))
-        }
-    };
     let dtype = s.builder.dtype(y);
-    if beta == 0.0 {
-        return Ok(vec![Some(s.elementwise(
-            times(alpha, Expr::In(0)),
-            &[y],
-            dtype,
-        )?)]);
+    let (alpha, beta) = (s.factor("alpha", dtype)?, s.factor("beta", dtype)?);
+    let times = |factor: Expr, x: Expr| match factor.as_number() {
+        Some(1.0) => x,
+        _ => x.mul(factor),
+    };
+    if beta.as_number() == Some(0.0) {
+        let scaled = times(alpha, Expr::In(0));
+        return Ok(vec![Some(s.elementwise(scaled, &[y], dtype)?)]);
     }
     let sum = times(alpha, Expr::In(0)).add(times(beta, Expr::In(1)));
     Ok(vec![Some(s.elementwise(sum, &[y, c], dtype)?)])

@@ -165,10 +165,10 @@ fn index_put(s: &mut Site) -> Results {
 fn index_add(s: &mut Site) -> Results {
     let (x, index, mut source) = (s.subject()?, s.tensor("index")?, s.tensor("source")?);
     let axis = s.axis("dim", s.rank(x))?;
-    let alpha = s.float_or("alpha", 1.0)?;
-    if alpha != 1.0 {
+    if s.float_or("alpha", 1.0)? != 1.0 {
         let dtype = s.builder.dtype(source);
-        source = s.elementwise(Expr::In(0).mul(Expr::float(alpha)), &[source], dtype)?;
+        let alpha = s.factor("alpha", dtype)?;
+        source = s.elementwise(Expr::In(0).mul(alpha), &[source], dtype)?;
     }
     added_rows(s, x, axis, index, source)
 }
