@@ -95,6 +95,14 @@ impl DType {
         }
     }
 
+    /// The type that values of this type are computed in: half precision is for memory only.
+    pub fn arithmetic(self) -> DType {
+        match self {
+            DType::F16 | DType::BF16 => DType::F32,
+            d => d,
+        }
+    }
+
     /// The value rounded to this type, held in an `f64`.
     pub fn round(self, value: f64) -> f64 {
         match self {

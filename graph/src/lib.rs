@@ -64,4 +64,5 @@ pub use simplify::{Rule, SimplifyReport, simplify, simplify_before_gradients};
 pub use size::{Atom, Bindings, SizeError, SymExpr, Symbol};
 pub use tensor::{Tensor, Values};
 pub use touched::{Touched, Traffic, traffic};
+pub use typed::TypedExpr;
 pub use verify::verify;

@@ -38,15 +38,10 @@ impl Scalar {
             Scalar::Bool(b) => b,
         }
     }
-    /// Converted to a type: floats rounded to it, integers wrapped to its width, and floats truncated to integers.
-    /// Those that the integers do not hold (NaN too) become what x86 makes of them, since kernels and PyTorch do the
-    /// same: the smallest integer of 64 bits, or of 32 bits whose low bits a narrower type takes.
+    /// Converted to a type: floats rounded to it, integers wrapped to its width. Floats become integers of 64 bits
+    /// first, the nearest that there is, as on GPUs; NaN becomes 0.
     pub fn cast(self, dtype: DType) -> Scalar {
-        let whole = match (self, dtype) {
-            (Scalar::Float(x), DType::I64) if !is_within(x, 63) => i64::MIN,
-            (Scalar::Float(x), d) if d != DType::I64 && !is_within(x, 31) => i64::from(i32::MIN),
-            _ => self.as_i64(),
-        };
+        let whole = self.as_i64();
         match dtype {
             DType::Bool => Scalar::Bool(self.as_bool()),
             d if d.is_float() => Scalar::Float(d.round(self.as_f64())),
@@ -55,6 +50,22 @@ impl Scalar {
             DType::I16 => Scalar::Int(i64::from(whole as i16)),
             DType::I32 => Scalar::Int(i64::from(whole as i32)),
             _ => Scalar::Int(whole),
+        }
+    }
+
+    /// As [`Scalar::cast`]; but a float that the integers do not hold (NaN too) becomes what x86, and so PyTorch on it,
+    /// makes of it: the smallest integer of 64 bits for `I64` and `U8`, else of 32 bits; a narrower type takes its low
+    /// bits.
+    pub fn cast_on_x86(self, dtype: DType) -> Scalar {
+        let is_long = matches!(dtype, DType::I64 | DType::U8);
+        match self {
+            Scalar::Float(x) if dtype.is_int() && is_long && !is_within(x, 63) => {
+                Scalar::Int(i64::MIN).cast(dtype)
+            }
+            Scalar::Float(x) if dtype.is_int() && !is_long && !is_within(x, 31) => {
+                Scalar::Int(i64::from(i32::MIN)).cast(dtype)
+            }
+            _ => self.cast(dtype),
         }
     }
     fn key(self) -> (u8, u64) {
@@ -100,15 +111,21 @@ mod tests {
 
     #[test]
     fn floats_that_integers_do_not_hold_become_what_x86_makes_of_them() {
-        let cast = |x: f64, dtype| Scalar::Float(x).cast(dtype).as_i64();
+        let cast = |x: f64, dtype| Scalar::Float(x).cast_on_x86(dtype).as_i64();
         for x in [f64::NAN, f64::INFINITY, -f64::INFINITY, 1e30] {
             assert_eq!(cast(x, DType::I64), i64::MIN);
             assert_eq!(cast(x, DType::I32), i64::from(i32::MIN));
             assert_eq!(cast(x, DType::U8), 0);
         }
         assert_eq!(cast(300.9, DType::U8), 44);
+        assert_eq!(cast(3_000_000_005.0, DType::U8), 5);
+        assert_eq!(cast(3_000_000_005.0, DType::I16), 0);
         assert_eq!(cast(-1.9, DType::I8), -1);
         assert_eq!(cast(-2147483648.5, DType::I32), i64::from(i32::MIN));
         assert_eq!(cast(2147483647.5, DType::I32), i64::from(i32::MAX));
+        assert_eq!(
+            Scalar::Float(f64::NAN).cast_on_x86(DType::Bool),
+            Scalar::Bool(true)
+        );
     }
 }

@@ -5,80 +5,113 @@
 
 use crate::dtype::DType;
 use crate::expr::Expr;
-use crate::function::Unary;
+use crate::function::{Binary, Unary};
 use crate::scalar::Scalar;
 use crate::size::{SizeError, Symbol};
 
-/// Inputs and index values of an evaluation.
-struct Given<'a> {
-    inputs: &'a [Scalar],
-    types: &'a [DType],
-    value_of: &'a dyn Fn(&Symbol) -> Option<i64>,
+/// An expression of which every operation knows the type that it computes in.
+#[derive(Debug)]
+pub struct TypedExpr<'e> {
+    step: Step<'e>,
+    /// The type of the value before it is converted.
+    natural: DType,
+    wanted: DType,
 }
 
-impl DType {
-    /// The type that values of this type are computed in: half precision is for memory only.
-    pub fn arithmetic(self) -> DType {
-        match self {
-            DType::F16 | DType::BF16 => DType::F32,
-            d => d,
+#[derive(Debug)]
+enum Step<'e> {
+    Leaf(&'e Expr),
+    Same(Box<TypedExpr<'e>>),
+    Uniform(Box<[TypedExpr<'e>; 2]>),
+    Unary(Unary, Box<TypedExpr<'e>>),
+    Binary(Binary, Box<[TypedExpr<'e>; 2]>),
+    Select(Box<[TypedExpr<'e>; 3]>),
+}
+
+impl Expr {
+    /// The expression for inputs of `types`, with a value of type `wanted`.
+    pub fn typed(&self, types: &[DType], wanted: DType) -> TypedExpr<'_> {
+        let value = self.typed_within(types, wanted.arithmetic());
+        TypedExpr {
+            natural: wanted.arithmetic(),
+            wanted,
+            step: Step::Same(Box::new(value)),
+        }
+    }
+
+    fn typed_within(&self, types: &[DType], wanted: DType) -> TypedExpr<'_> {
+        let natural = self.natural_dtype(wanted, types).arithmetic();
+        let (natural, step) = match self {
+            Expr::Const(_) | Expr::In(_) | Expr::Index(_) => (wanted, Step::Leaf(self)),
+            Expr::Cast(to, a) => (*to, Step::Same(Box::new(a.typed_within(types, *to)))),
+            Expr::Uniform(k, n) => {
+                let pair = [
+                    k.typed_within(types, DType::I64),
+                    n.typed_within(types, DType::I64),
+                ];
+                (DType::F32, Step::Uniform(Box::new(pair)))
+            }
+            Expr::Unary(f, a) => {
+                let operand = match f {
+                    Unary::Not => DType::Bool,
+                    Unary::IsNan => a.natural_dtype(DType::F32, types).arithmetic(),
+                    _ => natural,
+                };
+                let a = a.typed_within(types, operand);
+                (natural, Step::Unary(*f, Box::new(a)))
+            }
+            Expr::Binary(f, a, b) => {
+                let operands = Expr::operand_dtype(*f, (a, b), natural, types).arithmetic();
+                let pair = [
+                    a.typed_within(types, operands),
+                    b.typed_within(types, operands),
+                ];
+                (natural, Step::Binary(*f, Box::new(pair)))
+            }
+            Expr::Select(c, a, b) => {
+                let parts = [
+                    c.typed_within(types, DType::Bool),
+                    a.typed_within(types, natural),
+                    b.typed_within(types, natural),
+                ];
+                (natural, Step::Select(Box::new(parts)))
+            }
+        };
+        TypedExpr {
+            step,
+            natural,
+            wanted,
         }
     }
 }
 
-impl Expr {
-    /// The value for inputs of `types`, as `wanted`: every operation rounds to the type that it computes in.
+impl TypedExpr<'_> {
+    /// The value; every operation rounds to the type that it computes in.
     ///
     /// # Errors
     /// A symbol in an `Index` without a value.
-    pub fn eval_typed(
+    pub fn eval(
         &self,
-        (inputs, types): (&[Scalar], &[DType]),
-        wanted: DType,
+        inputs: &[Scalar],
         value_of: &dyn Fn(&Symbol) -> Option<i64>,
     ) -> Result<Scalar, SizeError> {
-        let given = Given {
-            inputs,
-            types,
-            value_of,
-        };
-        Ok(given.value(self, wanted.arithmetic())?.cast(wanted))
-    }
-}
-
-impl Given<'_> {
-    fn value(&self, e: &Expr, wanted: DType) -> Result<Scalar, SizeError> {
-        let natural = e.natural_dtype(wanted, self.types).arithmetic();
-        let value = match e {
-            Expr::Const(_) | Expr::In(_) | Expr::Index(_) => e.eval(self.inputs, self.value_of)?,
-            Expr::Cast(to, a) => self.value(a, *to)?.cast(*to),
-            Expr::Uniform(k, n) => {
-                let (k, n) = (self.value(k, DType::I64)?, self.value(n, DType::I64)?);
-                Expr::Uniform(Expr::Const(k).into(), Expr::Const(n).into())
-                    .eval(&[], self.value_of)?
+        let of = |e: &TypedExpr<'_>| e.eval(inputs, value_of);
+        let value = match &self.step {
+            Step::Leaf(e) => e.eval(inputs, value_of)?,
+            Step::Same(a) => of(a)?,
+            Step::Uniform(pair) => {
+                let [k, n] = &**pair;
+                let (k, n) = (Expr::Const(of(k)?), Expr::Const(of(n)?));
+                Expr::Uniform(k.into(), n.into()).eval(&[], value_of)?
             }
-            Expr::Unary(f, a) => {
-                let of = match f {
-                    Unary::Not => DType::Bool,
-                    Unary::IsNan => a.natural_dtype(DType::F32, self.types).arithmetic(),
-                    _ => natural,
-                };
-                f.eval(self.value(a, of)?).cast(natural)
-            }
-            Expr::Binary(f, a, b) => {
-                let of = Expr::operand_dtype(*f, (a, b), natural, self.types).arithmetic();
-                f.eval(self.value(a, of)?, self.value(b, of)?).cast(natural)
-            }
-            Expr::Select(c, a, b) => {
-                let taken = if self.value(c, DType::Bool)?.as_bool() {
-                    a
-                } else {
-                    b
-                };
-                self.value(taken, natural)?
+            Step::Unary(f, a) => f.eval(of(a)?),
+            Step::Binary(f, pair) => f.eval(of(&pair[0])?, of(&pair[1])?),
+            Step::Select(parts) => {
+                let [c, a, b] = &**parts;
+                if of(c)?.as_bool() { of(a)? } else { of(b)? }
             }
         };
-        Ok(value.cast(wanted))
+        Ok(value.cast_on_x86(self.natural).cast_on_x86(self.wanted))
     }
 }
 
@@ -88,8 +121,8 @@ mod tests {
 
     fn value(e: &Expr, input: Scalar, dtype: DType) -> Scalar {
         let types = [dtype];
-        let wanted = e.dtype(&types);
-        e.eval_typed((&[input], &types), wanted, &|_| None).unwrap()
+        let typed = e.typed(&types, e.dtype(&types));
+        typed.eval(&[input], &|_| None).unwrap()
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub fn gradient_attr(position: usize) -> String {
     format!("gradient_{position}")
 }
 
-/// The result in the arithmetic of the operands' types: see [`Expr::eval_typed`].
+/// The result in the arithmetic of the operands' types: see [`Expr::typed`].
 ///
 /// # Errors
 /// As [`Op::infer`].
@@ -32,21 +32,22 @@ pub(crate) fn evaluate_typed(
     inputs: &[Option<&Tensor>],
 ) -> Result<Vec<Tensor>, OpError> {
     let types: Vec<_> = inputs.iter().flatten().map(|t| t.dtype).collect();
-    evaluate_by(call, inputs, |expr, dtype, scalars, value_of| {
-        expr.eval_typed((scalars, &types), dtype, value_of)
+    let expr = call.expr("expr")?;
+    let typed = expr.typed(&types, Elementwise.infer(call)?[0].dtype);
+    evaluate_by(call, inputs, |scalars, value_of| {
+        typed.eval(scalars, value_of)
     })
 }
 
 /// Values of the symbols in an expression's indices.
-type Values<'a> = &'a dyn Fn(&Symbol) -> Option<i64>;
+type SymbolValues<'a> = &'a dyn Fn(&Symbol) -> Option<i64>;
 
 fn evaluate_by(
     call: &Call,
     inputs: &[Option<&Tensor>],
-    value: impl Fn(&Expr, DType, &[Scalar], Values<'_>) -> Result<Scalar, SizeError>,
+    value: impl Fn(&[Scalar], SymbolValues<'_>) -> Result<Scalar, SizeError>,
 ) -> Result<Vec<Tensor>, OpError> {
     let ty = &Elementwise.infer(call)?[0];
-    let expr = call.expr("expr")?;
     let shape = constant_shape(call, &ty.shape)?;
     let mut out = Tensor::zeros(ty.dtype, &shape);
     for at in 0..out.len() {
@@ -61,8 +62,7 @@ fn evaluate_by(
             let d: usize = s.as_str().strip_prefix('i')?.parse().ok()?;
             index.get(d).map(|i| *i as i64)
         };
-        let found = value(&expr, ty.dtype, &scalars, &value_of)
-            .map_err(|e| call.shape_error(e.to_string()))?;
+        let found = value(&scalars, &value_of).map_err(|e| call.shape_error(e.to_string()))?;
         out.set(at, found);
     }
     Ok(vec![out])
@@ -93,7 +93,8 @@ impl Op for Elementwise {
     }
 
     fn evaluate(&self, call: &Call, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, OpError> {
-        evaluate_by(call, inputs, |expr, _, scalars, value_of| {
+        let expr = call.expr("expr")?;
+        evaluate_by(call, inputs, |scalars, value_of| {
             expr.eval(scalars, value_of)
         })
     }

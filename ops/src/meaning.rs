@@ -24,6 +24,15 @@ pub fn type_of(tensor: &Tensor) -> TensorType {
 /// # Errors
 /// As [`crate::Op::infer`].
 pub fn evaluate(library: &Library, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, OpError> {
+    on_views(library, inputs, evaluate_whole)
+}
+
+/// What `compute` gives for the parts of containers that the node says its operands are.
+fn on_views(
+    library: &Library,
+    inputs: &[Option<&Tensor>],
+    compute: impl Fn(&Library, &[Option<&Tensor>]) -> Result<Vec<Tensor>, OpError>,
+) -> Result<Vec<Tensor>, OpError> {
     let viewed = |(n, container): (usize, &Option<&Tensor>)| {
         let container = (*container)?;
         let view = library.view(Operand::Input(n))?;
@@ -33,7 +42,7 @@ pub fn evaluate(library: &Library, inputs: &[Option<&Tensor>]) -> Result<Vec<Ten
     let inputs: Vec<Option<&Tensor>> = (views.iter().zip(inputs))
         .map(|(view, whole)| view.as_ref().or(*whole))
         .collect();
-    let results = evaluate_whole(library, &inputs)?;
+    let results = compute(library, &inputs)?;
     let stored = |(n, result): (usize, Tensor)| match library.view(Operand::Output(n)) {
         Some(view) => view.container(&result),
         None => result,
@@ -66,13 +75,12 @@ impl LibraryMeaning for Meaning {
         library: &Library,
         inputs: &[Option<&Tensor>],
     ) -> Result<Vec<Tensor>, Refusal> {
-        let has_views = (0..inputs.len()).any(|n| library.view(Operand::Input(n)).is_some());
-        let mut results = match library.op.as_str() {
-            "elementwise" if !has_views => {
-                elementwise::evaluate_typed(&call_of(library, inputs), inputs)?
+        let mut results = on_views(library, inputs, |library, inputs| {
+            match library.op.as_str() {
+                "elementwise" => elementwise::evaluate_typed(&call_of(library, inputs), inputs),
+                _ => evaluate_whole(library, inputs),
             }
-            _ => evaluate(library, inputs)?,
-        };
+        })?;
         results.iter_mut().for_each(Tensor::round_to_dtype);
         Ok(results)
     }

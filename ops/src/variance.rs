@@ -111,11 +111,12 @@ impl Op for Variance {
         let shape = builder.shape(x);
         let axes = axes(&g.call, shape.len())?;
         let dy = reshape(builder, dy, &reduced(&shape, &axes, true))?;
-        let wide = builder.dtype(x).arithmetic();
-        let wide = match wide == builder.dtype(x) {
-            true => x,
+        let dtype = builder.dtype(x);
+        let wide = if dtype.arithmetic() == dtype {
+            x
+        } else {
             // A mean in 16 bits would lose what the elements differ by.
-            false => builder.elementwise(Expr::In(0).cast(wide), &[x])?,
+            builder.elementwise(Expr::In(0).cast(dtype.arithmetic()), &[x])?
         };
         let mean = reduce_kept(builder, "mean", wide, &axes)?;
         let scale = variance_scale(&g.call, &extent(&shape, &axes))?;

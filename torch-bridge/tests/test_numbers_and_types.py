@@ -19,7 +19,7 @@ def literals(x):
     """Tensors that are written in the function are computed before it is compiled."""
     t, small = of([0.7, 1.001, 16777216.0]), of([200, 3, 90], torch.uint8)
     return (
-        t >= 0.7,
+        (t >= 0.7) & (x > 0),
         t.bfloat16().float() + x,
         (t + 1.0) - t + x,
         t % 0.1 + x,
@@ -29,12 +29,15 @@ def literals(x):
         of([NAN, INF, -INF]).long() + x.long(),
         of([NAN, 3e9, -3e9]).int() + x.int(),
         of([NAN, 300.0, -1.0]).to(torch.uint8) + x.to(torch.uint8),
+        of([3000000005.0] * 3, torch.float64).to(torch.uint8) + x.to(torch.uint8),
         torch.full((3,), NAN).int() + x.int(),
     )
 
 
 def comparisons(x):
-    return x >= 0.7, x < 0.7, x == 0.1, x != 0.1, x > 0.3, x <= 0.3
+    whole = 100 * x
+    fractions = x >= 0.7, x < 0.7, x == 0.1, x != 0.1, x > 0.3, x <= 0.3
+    return *fractions, whole >= 257, whole == 257, whole < 2049, x * 100 != 16777217
 
 
 def powers_of_integers(x, n):
@@ -56,7 +59,7 @@ def logarithms(x):
 
 
 def rests(x):
-    return x % 0.1, torch.fmod(x, 0.1), x**3.3, 0.1 % x
+    return x % 0.1, torch.fmod(x, 0.1), x**3.3, 0.1 % x, (x * 200) % 301, torch.fmod(x * 200, 301)
 
 
 def scaled(x, at, y):
@@ -78,7 +81,7 @@ CASES = {
     **{f"rests_{dtype}": (rests, of([0.5, 1.5, 2.5], dtype)) for dtype in HALF},
     "literals": (literals, of([1.0, 2.0, 3.0])),
     **{
-        f"comparisons_{dtype}": (comparisons, of([0.1, 0.3, 0.7, 1.0, NAN], dtype))
+        f"comparisons_{dtype}": (comparisons, of([0.1, 0.3, 0.7, 1.0, 2.56, 20.48, NAN], dtype))
         for dtype in (*HALF, torch.float32, torch.float64)
     },
     "powers_of_integers": (powers_of_integers, of([-1, -1, -1, 1, 2]), of([-1, -2, -3, -5, -1])),
@@ -87,8 +90,20 @@ CASES = {
     "searched_among_none": (searched, of([0.5, NAN]), of([])),
     "searched_number": (lambda b: torch.bucketize(2.5, b), of([1, 2, 3])),
     "searched_fractions": (searched, of([0.5, 2.5, 2.0]), of([1, 2, 3])),
+    "filled_truth": (lambda x: x.index_fill(0, of([-1]), True), of([False, False])),
     "filled": (filled, of([1, LARGE, 3]), of([1.0, 2.0, 3.0])),
-    "most_frequent": (lambda x: torch.mode(x, 0), of([LARGE, 1, LARGE])),
+    "most_frequent": (lambda x: torch.mode(x, 0), of([LARGE, LARGE, LARGE - 1])),
+    "most_frequent_truth": (lambda x: torch.mode(x, 0), of([True, False, True])),
+    "searched_scalar": (
+        lambda x, ordered: torch.bucketize(x, ordered),
+        of(0.7, torch.float64),
+        of([0.7]),
+    ),
+    "bytes_of_doubles": (lambda x: x.to(torch.uint8), of([3000000005.0, -1.0], torch.float64)),
+    "logarithms_of_integers": (
+        lambda x: (torch.log2(x), torch.log10(x)),
+        of([8, 64, 1000, 8192, 2**29, 3]),
+    ),
     "logarithms": (logarithms, 2.0 ** torch.arange(-140.0, 127.0)),
     "powers_of_two": (torch.exp2, torch.arange(-149.0, 129.0)),
     "logarithms_of_others": (torch.log2, of([0.0, INF, NAN, -1.0])),
@@ -113,6 +128,25 @@ def test_as_in_eager(name):
     compiled = torch.compile(function, backend="shorthaul", fullgraph=True)
     expected, found = function(*inputs), compiled(*inputs)
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_softmax_of_many_elements_in_half_precision():
+    """Their sum is beyond the largest number of float16."""
+    x = torch.zeros(70_000, dtype=torch.float16)
+    found = torch.compile(lambda x: x.softmax(0), backend="shorthaul")(x)
+    torch.testing.assert_close(found, x.softmax(0))
+
+
+@pytest.mark.parametrize("size", [(4, 4), (5, 12)])
+@pytest.mark.parametrize("antialias", [False, True])
+@pytest.mark.filterwarnings("ignore::shorthaul.FallbackWarning")
+def test_interpolated_bytes(size, antialias):
+    x = ((torch.arange(3 * 8 * 8) * 37) % 256).to(torch.uint8).reshape(1, 3, 8, 8)
+
+    def stretched(x):
+        return F.interpolate(x, size=size, mode="bilinear", antialias=antialias)
+
+    assert torch.equal(torch.compile(stretched, backend="shorthaul")(x), stretched(x))
 
 
 @pytest.mark.parametrize("dtype", HALF)

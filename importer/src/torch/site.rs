@@ -147,10 +147,9 @@ impl Site<'_, '_> {
 
     /// A factor of values of type `dtype`, 1 where it is null: of integers it is one, so that no digit is lost.
     pub fn factor(&self, name: &str, dtype: DType) -> Result<Expr, RuleError> {
-        let value = self.float_or(name, 1.0)?;
         Ok(match dtype.is_float() {
-            true => Expr::float(value),
-            false => Expr::int(value as i64),
+            true => Expr::float(self.float_or(name, 1.0)?),
+            false => Expr::int(self.int_or(name, 1)?),
         })
     }
 

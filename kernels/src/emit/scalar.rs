@@ -116,6 +116,8 @@ pub fn cast(text: &str, from: DType, to: DType) -> String {
             format!("sh_to_{}({single})", to.name())
         }
         (_, DType::Bool) => format!("({text} != 0)"),
+        // As PyTorch does: by way of 64 bits, of which a double may use more than 32.
+        (DType::F64, d @ DType::U8) => format!("({})(unsigned char)(long){text}", value_type(d)),
         (_, d) => format!("({}){text}", value_type(d)),
     }
 }

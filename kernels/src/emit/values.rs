@@ -273,7 +273,7 @@ impl StatementValues<'_> {
     }
 
     fn constant(&mut self, s: Scalar, dtype: DType) -> ValueId {
-        self.table.intern(Op::Const(s.cast(dtype)), dtype, 0)
+        self.table.intern(Op::Const(s.cast_on_x86(dtype)), dtype, 0)
     }
 
     fn cast(&mut self, id: ValueId, dtype: DType) -> ValueId {

@@ -137,7 +137,7 @@ SH_FN float sh_sigmoid(float x) {
 }
 
 /* erf x = 1 - e^-Q(|x|), 2.5 ulp; Q is a minimax fit, by which erf has a relative error of 2^-28. One polynomial for
- * all x takes two thirds of the time of two, one near zero and one beyond. */
+ * all x takes fewer operations than one near zero and one beyond. */
 SH_FN float sh_erf(float x) {
   float a = sh_abs(x);
   a = a > 3.95f ? 3.95f : a;

@@ -256,6 +256,16 @@ fn einsum<R: Real>(call: &Call) -> Result<Named<R>, String> {
             values,
         });
     }
+    let result: Vec<usize> = equation.result.iter().map(|n| sizes[n]).collect();
+    let n = room(&result)?;
+    if sizes.values().any(|n| *n == 0) {
+        // Other sizes may be beyond what can be walked through.
+        return Ok(Named {
+            names: equation.result,
+            sizes: result,
+            values: vec![R::zero(); n],
+        });
+    }
     let mut rest = operands.into_iter().enumerate();
     let (_, mut done) = rest.next().ok_or("it has no input")?;
     for (at, operand) in rest {
@@ -291,8 +301,15 @@ fn pair<R: Real>(
             _ => {}
         }
     }
-    let size = |names: &[String]| room(&names.iter().map(|n| sizes[n]).collect::<Vec<_>>());
-    let (n, k, m, c) = (size(&batch)?, size(&inner)?, size(&rows)?, size(&columns)?);
+    let size = |names: &[&[String]]| {
+        let all = names.iter().flat_map(|names| names.iter());
+        room(&all.map(|n| sizes[n]).collect::<Vec<_>>())
+    };
+    let (n, k) = (size(&[&batch])?, size(&[&inner])?);
+    let (m, c) = (size(&[&rows])?, size(&[&columns])?);
+    // Both operands are stretched to these sizes.
+    size(&[&batch, &rows, &inner])?;
+    size(&[&batch, &inner, &columns])?;
     // Shared dimensions of size 1 in one operand are stretched to the other's.
     let a = a
         .ordered(&[&batch[..], &rows, &inner].concat(), sizes)

@@ -13,6 +13,8 @@ pub mod bounds;
 mod cast;
 mod convolution;
 mod detection;
+#[cfg(test)]
+mod edge_tests;
 mod einsum;
 mod experimental;
 mod features;

@@ -264,7 +264,7 @@ fn non_zero(call: &Call) -> Result<Vec<Tensor>, String> {
         (0..v.len()).filter(|n| v[*n] != zero).collect()
     }
     let found = each_type!(&*x.values, v => others(v));
-    // A scalar counts as a list of one, as in NumPy and in ONNX Runtime.
+    // The standard gives a scalar no row; ONNX Runtime, where the file will run, counts it as a list of one.
     let shape = if x.shape.is_empty() {
         &[1]
     } else {

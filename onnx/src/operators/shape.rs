@@ -175,7 +175,7 @@ fn n_steps(is_double: bool, start: f64, limit: f64, delta: f64) -> Option<i64> {
         false => f64::from((limit - start) as f32),
     };
     let n = (distance / delta).ceil().max(0.0);
-    n.is_finite().then_some(n as i64)
+    (n.is_finite() && delta != 0.0).then_some(n as i64)
 }
 
 /// As [`n_steps`], for integers, which may be beyond those of a float.
@@ -205,7 +205,10 @@ fn range(call: &Call) -> Result<Vec<Tensor>, String> {
     let made = if element.is_float() {
         let scalar = |at: usize| call.input(at)?.scalar().ok_or_else(refuse);
         let (start, limit, delta) = (scalar(0)?, scalar(1)?, scalar(2)?);
-        let is_double = element == Element::F64 && !call.widened;
+        // In a run that is widened to doubles, numbers that are floats were declared as such.
+        let is_single = |x: f64| f64::from(x as f32) == x;
+        let is_widened = call.widened && [start, limit, delta].into_iter().all(is_single);
+        let is_double = element == Element::F64 && !is_widened;
         let n = count(n_steps(is_double, start, limit, delta))?;
         let at = |i: usize| start + i as f64 * delta;
         let values: Vec<f64> = (0..n).map(at).collect();

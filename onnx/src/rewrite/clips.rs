@@ -5,7 +5,8 @@
 //! `Abs(Neg(x))`; after: `Abs(x)`. Before: `Clip(Relu(x), c, d)` and other pairs of Relu and Clip with
 //! constant bounds; after: one Clip, or Relu where the bounds are 0 and infinity.
 //!
-//! Exact, NaN and signs of zeros included (Relu may leave -0, so Abs stays behind it). Legal wherever the types are those of the operators; pairs of bounds only if
+//! Exact, NaN included; where bounds are merged, a zero may have another sign. Abs stays behind Relu, which may leave
+//! -0. Legal wherever the types are those of the operators; pairs of bounds only if
 //! nobody else reads what is between. Saves a node and a pass over the data.
 
 use super::Rule;
@@ -187,6 +188,8 @@ mod tests {
         one(&["a = Neg(x)", "y = Abs(a)"], "y = Abs(x)");
         one(&["a = Neg(x)", "b = Neg(a)", "y = Exp(b)"], "y = Exp(x)");
         chain(13, &["a = Neg(x)", "y = Relu(a)"]).stays();
+        // Relu of -0 may be -0.
+        chain(13, &["a = Relu(x)", "y = Abs(a)"]).stays();
         chain(13, &["a = Tanh(x)", "y = Tanh(a)"]).stays();
         chain(13, &["a = Floor(x)", "y = Ceil(a)"]).stays();
         // Nothing else computes the output.

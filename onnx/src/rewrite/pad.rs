@@ -215,6 +215,7 @@ mod tests {
         conv(0.0, &SPATIAL).gives(&expected);
         conv(1.0, &SPATIAL).stays();
         conv(0.0, &[0, 0, 2, 2, 0, 0, -1, 0]).stays();
+        conv(0.0, &[0, 0, 1, i64::MAX, 0, 0, 1, 0]).stays();
     }
 
     #[test]

@@ -157,7 +157,7 @@ def index_fill(x, dim, index, value):
     sizes[dim] = n
     if isinstance(value, torch.Tensor):
         value = value.to(x.dtype)
-    elif not x.is_floating_point():
+    elif isinstance(value, float) and not (x.is_floating_point() or x.is_complex()):
         value = bool(value) if x.dtype is torch.bool else int(value)
     return torch.where(hit.reshape(sizes), value, x1).to(x.dtype).reshape(x.shape)
 

@@ -142,7 +142,10 @@ def mode(x, dim=-1, keepdim=False):
     same = moved.unsqueeze(-1) == moved.unsqueeze(-2)
     count = same.to(torch.int64).sum(-1)
     is_most = count == count.amax(-1, keepdim=True)
-    largest = math.inf if moved.is_floating_point() else torch.iinfo(moved.dtype).max
+    if moved.dtype is torch.bool:
+        largest = True
+    else:
+        largest = math.inf if moved.is_floating_point() else torch.iinfo(moved.dtype).max
     value = torch.where(is_most, moved, largest).amin(-1, keepdim=True)
     position = torch.arange(x.shape[dim])
     at = torch.where(moved == value, position, -1).amax(-1, keepdim=True).movedim(-1, dim)
@@ -155,10 +158,10 @@ def searchsorted(ordered, values, *, out_int32=False, right=False, side=None, so
         return NotImplemented
     if sorter is not None:
         ordered = ordered.gather(-1, sorter)
-    if not is_tensor:
-        given = torch.full((1,), values, dtype=torch.result_type(ordered, values))
-    else:
-        given = values
+    # A tensor without dimensions and a number do not widen the type of the boundaries.
+    kind = torch.result_type(ordered, values)
+    given = values.to(kind) if is_tensor else torch.full((1,), values, dtype=kind)
+    ordered = ordered.to(kind)
     given, ordered, shape = given.detach(), ordered.detach(), given.shape
     if ordered.dim() == 1:
         given = given.reshape(-1)

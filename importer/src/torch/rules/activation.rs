@@ -134,12 +134,14 @@ fn with_whole_numbers(s: &Site, expr: Expr) -> Expr {
 /// The logarithm to a base, exact for powers of the base: `log(8192) · log2(e)` may be just below 13.
 fn log_of_base(s: &mut Site, base: f64, per_e: f64) -> Results {
     let log = x().log().mul(Expr::float(per_e));
-    if s.builder.dtype(s.subject()?) != s.out_dtype(0) {
-        return of(s, log);
-    }
     let near = Expr::unary(Unary::Round, log.clone());
     let is_exact = Expr::float(base).pow(near.clone()).eq_(x());
-    of_slope(s, Expr::select(is_exact, near, log.clone()), log)
+    let exact = Expr::select(is_exact, near, log.clone());
+    match s.builder.dtype(s.subject()?) == s.out_dtype(0) {
+        true => of_slope(s, exact, log),
+        // Integers have no gradient.
+        false => of(s, exact),
+    }
 }
 
 /// `value` of the first argument with the gradient of `like`, which has the same values but may lose

@@ -264,11 +264,14 @@ fn binary_named(s: &mut Site, f: Binary, other: &str) -> Results {
     operands.finish(Expr::binary(f, met(a), met(b)))
 }
 
-/// A real number rounded to `dtype`, as PyTorch rounds one that a tensor of this type is compared with or divided by
-/// for the remainder.
+/// A number rounded to `dtype`, as PyTorch rounds one that a tensor of this type is compared with or divided by for the
+/// remainder.
 fn in_type(e: Expr, dtype: DType) -> Expr {
     match e {
-        Expr::Const(n @ Scalar::Float(_)) if dtype.is_float() => Expr::Const(n.cast(dtype)),
+        Expr::Const(n @ (Scalar::Float(_) | Scalar::Int(_))) if dtype.is_float() => {
+            Expr::Const(n.cast(dtype))
+        }
+        Expr::Index(_) if dtype.arithmetic() != dtype => e.cast(dtype),
         e => e,
     }
 }

@@ -66,7 +66,7 @@ fn repeat_to_size(s: &mut Site, n: usize) -> Results {
             .ok_or_else(|| s.unsupported("a size that is no multiple of the input's"))?;
         let factor = factors.get(d).copied();
         if factor.is_some_and(|f| times.as_const().map(|t| t as f64) != Some(f)) {
-            return Err(s.unsupported("a factor that is no whole number"));
+            return Err(s.unsupported("a factor that is not how many times the size grows"));
         }
         wide.extend([from.clone(), SymExpr::constant(1)]);
         repeated.extend([from.clone(), times]);

@@ -38,7 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
     cannot be used, 2 for options that cannot be followed, 130 if Ctrl-C stopped
     the run: what was measured by then is written. If a peer fails, a network does not fit into
     memory, its library is not installed or there is nothing to compare with, it prints the reason
-    and continues with the rest.
+    and continues with the rest. With ``--separate``, a network whose process the system kills
+    counts as a failure of Shorthaul.
     """
     warnings.simplefilter("ignore", shorthaul.RecompileWarning)
     options = parse(arguments)

@@ -69,7 +69,7 @@ def _measure(
     if not has_images(inputs):
         variants = [v for v in variants if v != "channels_last"]
     entries: dict[str, dict] = {}
-    failures: list[Exception] = []
+    ran_out: dict[str, bool] = {}
     steps: dict[str, Callable[[], object]] = {}
     for variant in variants:
         try:
@@ -80,8 +80,8 @@ def _measure(
             steps[variant] = step
         except Exception as error:
             entries[variant] = {"error": _first_line(error)}
-            failures.append(error)
-    if not steps and all(map(is_out_of_memory, failures)):
+            ran_out[variant] = is_out_of_memory(error)
+    if not steps and ran_out["shorthaul"] and ran_out.get("eager", True):
         raise MemoryError
     # What lay idle while others were compiled runs again before it is measured.
     for variant, step in [*steps.items()] * (warmup - 1):
