@@ -1,7 +1,8 @@
 //! Results at the edge of what operators are given: the largest integers, no elements, scalars.
 
 use crate::attributes::Attributes;
-use crate::operators::{Call, OperatorError, find};
+use crate::operators::bounds::OperatorError;
+use crate::operators::{Call, find};
 use crate::proto::{AttributeProto, NodeProto};
 use crate::tensor::{Tensor, Values, n_elements};
 
