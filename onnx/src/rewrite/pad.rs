@@ -190,6 +190,7 @@ pub fn is_non_negative(scope: &Scope, name: &str) -> bool {
 mod tests {
     use super::super::patch::{int, ints, text};
     use super::super::trial::{Trial, real, reals};
+    use super::sums;
 
     fn trial(value: f32, pads: &[i64]) -> Trial {
         Trial::new(13)
@@ -215,7 +216,12 @@ mod tests {
         conv(0.0, &SPATIAL).gives(&expected);
         conv(1.0, &SPATIAL).stays();
         conv(0.0, &[0, 0, 2, 2, 0, 0, -1, 0]).stays();
-        conv(0.0, &[0, 0, 1, i64::MAX, 0, 0, 1, 0]).stays();
+    }
+
+    #[test]
+    fn sums_are_what_a_file_can_hold() {
+        assert_eq!(sums(&[1, 2], &[3, -2]), Some(vec![4, 0]));
+        assert_eq!(sums(&[1, 2], &[3, i64::MAX]), None);
     }
 
     #[test]

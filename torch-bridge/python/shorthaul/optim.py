@@ -348,7 +348,9 @@ class _Pooled:
             for p in group["params"]:
                 state = self.state.get(p, {})
                 if "step" in state:
+                    # A copy: what was loaded may be loaded once more.
                     step = torch.as_tensor(state["step"], dtype=torch.float32, device=p.device)
+                    step = step.detach().clone()
                     state["step"] = known.setdefault((p.dtype, float(step)), step)
 
     def _launch(
