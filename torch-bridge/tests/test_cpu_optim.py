@@ -142,6 +142,20 @@ def test_state_is_that_of_pytorch(name):
     assert all(torch.equal(p, q) for p, q in zip(own, some, strict=True))
 
 
+def test_a_loaded_state_can_be_loaded_once_more():
+    own = parameters(torch.float32)
+    mine = optim.AdamW(own, lr=0.1)
+    give_gradients(own, 0)
+    mine.step()
+    kept = mine.state_dict()
+    for _ in range(2):
+        mine.load_state_dict(kept)
+        give_gradients(own, 1)
+        mine.step()
+        assert {float(state["step"]) for state in mine.state.values()} == {2.0}
+        assert {float(state["step"]) for state in kept["state"].values()} == {1.0}
+
+
 def test_gradients_are_clipped_together_and_kept():
     own, theirs = parameters(torch.float32), parameters(torch.float32)
     mine, other = optim.AdamW(own, lr=0.1, max_norm=0.5), torch.optim.AdamW(theirs, lr=0.1)
