@@ -120,17 +120,9 @@ impl Op for Variance {
         };
         let mean = reduce_kept(builder, "mean", wide, &axes)?;
         let scale = variance_scale(&g.call, &extent(&shape, &axes))?;
-        let slope = match is_infinite(&scale) {
-            // PyTorch gives infinity of one sign.
-            true => Expr::select(
-                Expr::In(1).cast(builder.dtype(mean)).eq_(Expr::In(2)),
-                Expr::float(f64::NAN),
-                scale,
-            ),
-            false => Expr::In(1)
-                .sub(Expr::In(2))
-                .mul(scale.mul(Expr::float(2.0))),
-        };
+        let slope = Expr::In(1)
+            .sub(Expr::In(2))
+            .mul(scale.mul(Expr::float(2.0)));
         let dx = Expr::In(0).mul(slope).cast(builder.dtype(x));
         let dx = builder.elementwise(dx, &[dy, x, mean])?;
         Ok(g.only(0, dx))
