@@ -234,8 +234,9 @@ def test_dropout_is_the_same_in_a_second_derivative():
     seed = int(torch.empty((), dtype=torch.int64).random_(2**62))
     shapes = [(0.3, (2, 5, 7, 5)), (0.5, (2, 5, 1, 1)), (1.0, (2, 5, 5, 3)), (0.3, (2, 5))]
     masks = []
-    for place, (p, shape) in enumerate(shapes):
-        drawn = _dropout_masks.uniform(seed + (place << 32), math.prod(shape))
+    # The operator between, with a probability of 0, has a number too; each may have 256 places.
+    for number, (p, shape) in zip((0, 1, 3, 4), shapes, strict=True):
+        drawn = _dropout_masks.uniform(seed + (number * 256 << 32), math.prod(shape))
         masks.append((p, (drawn >= p).view(shape)))
     masks.insert(2, (0.0, torch.ones(())))
     for name in ("eager", "float64"):
@@ -251,10 +252,10 @@ def test_dropout_is_the_same_in_a_second_derivative():
 
 def test_masks_that_pytorch_draws_otherwise_are_an_error():
     with pytest.raises(shorthaul.ShorthaulError, match="drew other random numbers"):
-        with _dropout_masks.Masks(5, [(0.5, 0.5)]):
+        with _dropout_masks.Masks(5, [(0, 0.5, 0.5)]):
             nn.functional.dropout(torch.ones(3), 0.25)
     with pytest.raises(shorthaul.ShorthaulError, match="drew other random numbers"):
-        with _dropout_masks.Masks(5, [(0.5, 0.5)] * 2):
+        with _dropout_masks.Masks(5, [(0, 0.5, 0.5), (1, 0.5, 0.5)]):
             nn.functional.dropout(torch.ones(3), 0.5)
 
 

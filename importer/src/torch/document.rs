@@ -60,6 +60,9 @@ pub struct NodeDoc {
     pub target: String,
     pub args: BTreeMap<String, Value>,
     pub outputs: Vec<Option<ValueDoc>>,
+    /// What tells its random numbers from those of other operators; absent: its position among those that draw.
+    #[serde(default)]
+    pub draw: Option<i64>,
     pub origin: OriginDoc,
 }
 

@@ -15,8 +15,12 @@ pub(crate) type Results = Result<Vec<Option<ContainerId>>, RuleError>;
 #[derive(Debug, Default)]
 pub(crate) struct Random {
     pub seed: Option<ContainerId>,
-    pub n_places: i64,
+    /// How many places draw, by the number of the operator of PyTorch's that they are part of.
+    pub n_places: BTreeMap<Option<i64>, i64>,
 }
+
+/// How many places an operator of PyTorch's may have, such as a dropout behind each layer of an LSTM.
+const PLACES: i64 = 1 << 8;
 
 /// A call being imported.
 pub(crate) struct Site<'a, 'g> {
@@ -372,8 +376,10 @@ impl Site<'_, '_> {
             graph.container_mut(seed).lifetime = graph::Lifetime::Input;
             seed
         });
-        self.random.n_places += 1;
-        (seed, self.random.n_places - 1)
+        let n_places = self.random.n_places.entry(self.node.draw).or_insert(0);
+        let place = self.node.draw.unwrap_or(0) * PLACES + *n_places;
+        *n_places += 1;
+        (seed, place)
     }
 
     /// A uniform random number in [0, 1) for each element of a result of shape `shape`, the same along

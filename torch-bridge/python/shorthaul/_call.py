@@ -14,6 +14,7 @@ import torch
 
 from . import _autograd
 from ._capture import Captured
+from ._draws import Seed
 from ._program import Program
 from ._second_derivatives import Rerun, Way
 from ._strides import overlap, with_stride
@@ -132,7 +133,7 @@ class Call:
             copied=self.kept,
         )
 
-    def __call__(self, region: Region, inputs):
+    def __call__(self, region: Region, inputs, seed: Seed | None = None):
         if _recorders:
             for recorder in _recorders:
                 recorder.append(self)
@@ -153,7 +154,7 @@ class Call:
         for i in self.kept:
             tensors[i] = tensors[i].clone()
         if program.uses_seed:
-            tensors.append(program.place.seed())
+            tensors.append((seed or Seed()).at(program.place))
         if self.counts_threads:
             program.native.use_threads(torch.get_num_threads())
         outputs, state = _autograd.run(program, tensors, self.is_differentiable)

@@ -14,6 +14,7 @@ The document, version 1::
                     "constant": int | null,   # index into the constants given beside it
                     "shape", "dtype"}],
       "nodes":    [{"name", "target", "args": {schema name: Arg}, "outputs": [Value | null],
+                    "draw": int | null,  # tells its random numbers from others
                     "origin": {"module", "kind", "source"}}],
       "outputs":  [{"kind": "user" | "buffer" | "user_input", "target": str | null,
                     "value": str}]
@@ -48,6 +49,7 @@ from torch.utils import _pytree as pytree
 
 from ._bounds import Bound, DivisorBound, bounds_of, check_numbers
 from ._decompositions import is_guarded, table_without
+from ._draws import draw_of
 from ._errors import CaptureError, Refused, first_line
 from ._functionalize import Functional, FunctionalNode, Ref, functionalize, refuse_effects
 from ._gradient_modes import inline_regions, keep_origins, stops_gradient
@@ -384,6 +386,7 @@ class _Writer:
         doc = {
             "name": node.name,
             "target": functional.target,
+            "draw": draw_of(node, functional.target),
             "args": self._args(functional),
             "outputs": outputs,
             "origin": origin,
@@ -412,8 +415,8 @@ class _Writer:
             origin = self._origin(functional.node)
             error = CaptureError(
                 f"{functional.target} in `{origin['module']}` at {origin['source']} has "
-                f"operands of different "
-                f"dtypes ({', '.join(dtypes)}); convert the input to the parameters' dtype."
+                f"operands of different dtypes ({', '.join(dtypes)}); convert the input to the "
+                f"parameters' dtype."
             )
             raise Refused.of_node(source_node(functional.node), error)
 
@@ -435,13 +438,8 @@ class _Writer:
                 emit("buffer", target, None, self._name_of(node))
             else:
                 last = node.node if isinstance(node, Ref) else node
-                emit(
-                    "user_input",
-                    target,
-                    users[target],
-                    self._name_of(node),
-                    writer=source_node(last),
-                )
+                user_idx, name = users[target], self._name_of(node)
+                emit("user_input", target, user_idx, name, writer=source_node(last))
         for spec, arg in zip(
             self.exported.graph_signature.output_specs, output.args[0], strict=True
         ):

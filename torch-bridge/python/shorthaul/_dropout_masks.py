@@ -7,6 +7,7 @@ by ``bernoulli_``; each such call gets the mask of the next place.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -39,23 +40,29 @@ _RECURRENT = {f"aten.{name}.input" for name in _recurrent.NAMES}
 
 #: The same numbers as in the operator ``dropout`` of the compiler.
 _PLACE_STRIDE = 1 << 32
+#: How many places an operator of PyTorch's may have, as the importer counts them.
+_PLACES = 1 << 8
 _RESOLUTION = 2.0**-24
 
 _WORD = 0xFFFFFFFF
 
 
-def places(document: dict) -> list[tuple[float, float]] | None:
-    """The probability of each place that draws, and the least number that keeps an element.
+def places(document: dict) -> list[tuple[int, float, float]] | None:
+    """Each place that draws: its number, its probability, the least number that keeps an element.
 
     ``None`` if not all places are dropout.
     """
     found = []
+    n_drawn: Counter[int | None] = Counter()
     for node in document["nodes"]:
         target, args = node["target"], node["args"]
         if target in _DROPOUTS:
             p = float(args["p"])
             if args["train"] and p != 0.0:
-                found.append((p, float(torch.tensor(p, dtype=_DROPOUTS[target]))))
+                draw = node["draw"]
+                place = n_drawn[draw] if draw is None else draw * _PLACES + n_drawn[draw]
+                n_drawn[draw] += 1
+                found.append((place, p, float(torch.tensor(p, dtype=_DROPOUTS[target]))))
         elif target in _RECURRENT and args["train"] and args["dropout"] and args["num_layers"] > 1:
             return None
         elif target in _OTHERS and args.get("dropout_p") != 0.0:
@@ -86,11 +93,11 @@ class Masks(TorchDispatchMode):
     Leaving it raises an error if PyTorch drew other masks than the program.
     """
 
-    def __init__(self, seed: int, places: Sequence[tuple[float, float]]):
+    def __init__(self, seed: int, places: Sequence[tuple[int, float, float]]):
         super().__init__()
         self.seed = seed
         # PyTorch draws no mask where everything is dropped.
-        self.waiting = [(n, p, least) for n, (p, least) in enumerate(places) if p != 1.0]
+        self.waiting = [one for one in places if one[1] != 1.0]
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is aten.bernoulli_.float:

@@ -34,6 +34,7 @@ from ._checkpoint import checkpointed, is_checkpoint, written_by
 from ._complex import write_out_complex_numbers
 from ._custom_functions import adopt as adopt_functions
 from ._custom_functions import write_out_functions
+from ._draws import DRAW, number_draws
 from ._errors import (
     CaptureError,
     CompileError,
@@ -298,6 +299,7 @@ class GraphCompiler:
         write_out_complex_numbers(graph_module.graph)
         drop_idle_regions(graph_module.graph)
         write_out_sizes(graph_module.graph)
+        number_draws(graph_module.graph)
         run = _Attempt(self, graph_module, example_inputs, frame).run()
         return run if original is None else unless_hooked(run, original)
 
@@ -583,7 +585,9 @@ def _body_of(
             continue
         copied = made[node] = graph.node_copy(node, lambda n: made[n])
         copied.name = node.name
-        copied.meta = {"custom": {SOURCE: node.name}, "stack_trace": node.meta.get("stack_trace")}
+        number = node.meta.get(DRAW)
+        custom = {SOURCE: node.name, DRAW: number}
+        copied.meta = {DRAW: number, "custom": custom, "stack_trace": node.meta.get("stack_trace")}
         origins[node.name] = node
     graph.output([made[node] for node in plan.outputs])
     root = {

@@ -19,6 +19,7 @@ from torch import fx
 
 from . import _recurrent
 from ._autocast import AUTOCAST, ENTER
+from ._draws import Seed, may_draw
 from ._nodes import (
     TORCH_REASON,
     classes_of,
@@ -314,7 +315,9 @@ class Split:
                 working = [node for node in part.nodes if not is_view(node) and not _is_item(node)]
                 working = [node for node in working if node.target is not _SET_GRAD]
                 heavy = any(word in name_of(node) for node in working for word in _HEAVY)
-                if len(working) < (1 if alone or heavy else 2):
+                # A checkpoint's two passes may be cut in two ways, and have to draw the same.
+                draws = any(map(may_draw, working))
+                if len(working) < (1 if alone or heavy or draws else 2):
                     parts.extend(part.nodes)
                     continue
             parts.append(part)
@@ -516,9 +519,10 @@ def emit(split: Split, graph_module: fx.GraphModule, runs: Mapping[str, Any]) ->
     for node in split.graph.nodes:
         if node.op in ("placeholder", "get_attr"):
             made[node] = graph.node_copy(node, lambda n: made[n])
+    seed = graph.call_function(Seed)
     for part in split.parts:
         if isinstance(part, RegionPlan):
-            _emit_region(graph, part, made)
+            _emit_region(graph, part, made, seed)
         elif part.name in runs:
             args = [made[arg] for arg in part.all_input_nodes if arg.op != "get_attr"]
             made[part] = graph.create_node("call_module", f"of_{part.name}", tuple(args))
@@ -548,10 +552,12 @@ def _attribute(module: Any, path: str) -> Any:
     return module
 
 
-def _emit_region(graph: fx.Graph, region: RegionPlan, made: dict[fx.Node, fx.Node]) -> None:
-    call = graph.create_node(
-        "call_module", f"of_{region.name}", tuple(made[node] for node in region.inputs)
-    )
+def _emit_region(
+    graph: fx.Graph, region: RegionPlan, made: dict[fx.Node, fx.Node], seed: fx.Node
+) -> None:
+    inputs = tuple(made[node] for node in region.inputs)
+    shared = {"seed": seed} if any(map(may_draw, region.nodes)) else {}
+    call = graph.create_node("call_module", f"of_{region.name}", inputs, shared)
     for i, node in enumerate(region.outputs):
         made[node] = graph.call_function(operator.getitem, (call, i))
     exposed = _Exposed(region)

@@ -141,6 +141,11 @@ def has_unbacked(env: Any) -> bool:
     return bool(counter if isinstance(counter, int) else next(copy.copy(counter)))
 
 
+def in_backward_pass() -> bool:
+    """Whether autograd runs what runs now, in the backward pass."""
+    return torch._C._current_graph_task_id() != -1
+
+
 if hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
     _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
@@ -177,6 +182,7 @@ __all__ = [
     "has_saved_tensors_hooks",
     "has_unbacked",
     "hints_of",
+    "in_backward_pass",
     "is_tracers_own",
     "keep_programs",
     "leave_frame",

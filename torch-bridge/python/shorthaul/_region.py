@@ -25,6 +25,7 @@ from ._background import start_compiling
 from ._call import Call, is_recorded
 from ._capture import Captured, capture
 from ._custom_functions import CustomResult, refused
+from ._draws import Seed, may_draw
 from ._errors import (
     CaptureError,
     CompileError,
@@ -37,7 +38,7 @@ from ._errors import (
 from ._nodes import classes_of, name_of
 from ._place import place_of
 from ._program import Program, compile_program
-from ._pytorch_names import has_saved_tensors_hooks
+from ._pytorch_names import has_saved_tensors_hooks, in_backward_pass
 from ._second_derivatives import Way
 from ._sizes import Outside
 from ._symbolic import Symbolic, capture_symbolic
@@ -103,9 +104,11 @@ class Region:
             for node in body.graph.nodes
             if isinstance(node.meta.get("example_value"), torch.Tensor)
         )
+        #: Whether the region may draw random numbers.
+        self.may_draw = any(map(may_draw, origins.values()))
         self.lock = threading.RLock()
 
-    def __call__(self, *inputs):
+    def __call__(self, *inputs, seed: Seed | None = None):
         if FakeTensor in map(type, inputs):
             # An outer tool asks for shapes; there are no elements to compute with.
             return self.body.forward(*inputs)
@@ -118,7 +121,7 @@ class Region:
             call = self._prepare(key, inputs)
         if call is None:
             return self.body.forward(*inputs)
-        return call(self, inputs)
+        return call(self, inputs, seed)
 
     def _with_factors(self, inputs) -> list[Any]:
         inputs = list(inputs)
@@ -171,11 +174,18 @@ class Region:
         """Whether sizes that come for the first time get a program, or PyTorch's operators."""
         if len(self.calls) < 2 or self.owner.options.warmup == "background" or is_recorded():
             return True
-        if has_saved_tensors_hooks():
-            # A checkpoint runs this again, and has to find the same tensors saved.
+        if self.may_run_again():
             return True
         self.wanted[key] = self.wanted.get(key, 0) + 1
         return self.wanted[key] >= _FREQUENT
+
+    def may_run_again(self) -> bool:
+        """Whether a checkpoint may run this call again, or does so, and has to find the same."""
+        if has_saved_tensors_hooks():
+            return True  # The tensors that are saved have to be the same.
+        # A reentrant checkpoint runs without gradients, then again in the backward pass: the random
+        # numbers have to be the same.
+        return self.may_draw and (not torch.is_grad_enabled() or in_backward_pass())
 
     def settle(self, pending: Pending) -> Call | None:
         """Puts what was compiled in the background in its place; ``None``: PyTorch's way.
@@ -410,11 +420,11 @@ class Pending:
         self.program = program
         self.call_of = call_of
 
-    def __call__(self, region: Region, inputs):
-        if not self.program.done() and not has_saved_tensors_hooks():
+    def __call__(self, region: Region, inputs, seed: Seed | None = None):
+        if not self.program.done() and not region.may_run_again():
             return region.body.forward(*inputs)
         call = region.settle(self)
-        return region.body.forward(*inputs) if call is None else call(region, inputs)
+        return region.body.forward(*inputs) if call is None else call(region, inputs, seed)
 
 
 def _records_history() -> bool:

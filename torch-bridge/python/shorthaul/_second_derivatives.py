@@ -90,8 +90,8 @@ class Rerun:
         names = [spec.name for spec in captured.inputs if spec.kind != "constant"]
         own = [i for i in self.unread if i < len(positions)]
         lost = {names[i] for i in own if positions[i] in self.written and i not in copied}
-        #: Probabilities of the places with dropout, in order.
-        self.dropouts: list[tuple[float, float]] | None = []
+        #: The places with dropout, in order.
+        self.dropouts: list[tuple[int, float, float]] | None = []
         if program.uses_seed:
             self.dropouts = _dropout_masks.places(captured.document) or None
         #: Why it would compute something else than the forward pass did.

@@ -5,6 +5,8 @@ import random
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.functional import dropout
+from torch.utils.checkpoint import checkpoint
 
 from .facts import randn, step
 from .registry import program
@@ -149,3 +151,65 @@ def permutation_inside_forward(wrap):
         seen += [torch.equal(y, x[order]), order.sort()[0], order.dtype, x.grad]
     drawn = {tuple(m(randn(3, 1))[1].tolist()) for _ in range(200)}
     return [*seen, len(drawn)]
+
+
+def _are_masks_the_same(m, n, reentrant):
+    """Whether the gradient of a checkpoint around two dropouts is that of the masks it drew."""
+    x = torch.ones(n, 8, requires_grad=True)
+    first, second = checkpoint(m, x, use_reentrant=reentrant)
+    second.sum().backward()
+    return torch.allclose(x.grad, (first * second / (first + 1)).detach())
+
+
+@program
+def masks_of_a_checkpoint_around_values_that_are_seen(wrap):
+    """Gradients cut the graph behind the first value, which the first pass does not know."""
+
+    def forward(x):
+        first = dropout(x, 0.5)
+        return first, dropout(first + 1, 0.5)
+
+    m = wrap(forward)
+    return [_are_masks_the_same(m, n, way) for way in (True, False) for n in (64, 64, 32)]
+
+
+@program
+def masks_of_a_checkpoint_around_what_pytorch_runs(wrap):
+    """PyTorch runs ``floor_divide`` only where it needs a gradient."""
+
+    def forward(x):
+        first = dropout(x * 1.0, 0.5)
+        apart = torch.floor_divide(first, 2.0)
+        return first, dropout(first + 1, 0.5) + apart.detach() * 0
+
+    m = wrap(forward)
+    return [_are_masks_the_same(m, n, way) for way in (True, False) for n in (64, 64, 48)]
+
+
+@program
+def masks_of_a_checkpoint_of_sizes_that_come_for_the_first_time(wrap):
+    m, seen = wrap(lambda x: dropout(x * 2, 0.5)), []
+    with torch.no_grad():
+        for n in (20, 30, 40, 50, 60, 70):
+            m(torch.ones(n, 8))
+    for n in (20, 30, 40, 50, 60, 70, 50, 60):
+        x = torch.ones(n, 8, requires_grad=True)
+        y = checkpoint(m, x, use_reentrant=True)
+        y.sum().backward()
+        seen.append(torch.equal(x.grad, y.detach()))
+    return seen
+
+
+@program
+def masks_repeat_between_gradient_modes(wrap):
+    """A seed gives the same masks with gradients and without."""
+    m = wrap(lambda x: (dropout(x, 0.5), dropout(x.sin() + 2, 0.5)))
+    seen = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        with_gradient = m(torch.ones(16, 8, requires_grad=True))
+        torch.manual_seed(5)
+        with torch.no_grad():
+            without = m(torch.ones(16, 8))
+        seen += [torch.equal(a, b) for a, b in zip(with_gradient, without, strict=True)]
+    return seen
