@@ -111,6 +111,14 @@ CASES = {
         lambda x: F.interpolate(x, scale_factor=3.3, mode="nearest"),
         torch.arange(6.0).reshape(1, 2, 3),
     ),
+    "stretched_almost_twice": (
+        lambda x: F.interpolate(x, scale_factor=2.3, mode="nearest"),
+        torch.arange(30.0).reshape(1, 2, 5, 3),
+    ),
+    "stretched_almost_twice_along_a_line": (
+        lambda x: F.interpolate(x, scale_factor=2.1, mode="nearest"),
+        torch.arange(10.0).reshape(1, 2, 5),
+    ),
     "stretched_twice": (
         lambda x: F.interpolate(x, scale_factor=2.0, mode="nearest"),
         torch.arange(6.0).reshape(1, 2, 3),

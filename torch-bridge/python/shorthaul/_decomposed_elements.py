@@ -431,7 +431,7 @@ def addbmm(x, a, b, *, beta=1, alpha=1):
     product = torch.bmm(a, b).sum(0)
     product = product if alpha == 1 else product * alpha
     if beta == 0:
-        return product.expand(torch.broadcast_shapes(x.shape, product.shape)).clone()
+        return with_zero_slope(product, x.expand(product.shape))
     return (x if beta == 1 else x * beta) + product
 
 

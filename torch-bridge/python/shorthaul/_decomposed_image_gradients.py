@@ -68,8 +68,13 @@ def _cubic(n_in: int, n_out: int, align_corners: bool, scale) -> Taps:
 
 
 def _nearest(n_in: int, n_out: int, scale) -> Taps:
+    """Where a size doubles, each element is repeated twice, whatever the factor."""
     if n_out in (n_in, 2 * n_in):
         return [(torch.arange(n_out) // (n_out // n_in), None)]
+    return _nearest_at(0.0, n_in, n_out, scale)
+
+
+def _nearest_of_factor(n_in: int, n_out: int, scale) -> Taps:
     return _nearest_at(0.0, n_in, n_out, scale)
 
 
@@ -199,9 +204,9 @@ RULES = {
     aten._upsample_nearest_exact1d.default: _interpolated(_nearest_exact),
     aten._upsample_nearest_exact2d.default: _interpolated(_nearest_exact),
     aten._upsample_nearest_exact3d.default: _interpolated(_nearest_exact),
-    aten.upsample_nearest1d.default: _interpolated(_nearest),
+    aten.upsample_nearest1d.default: _interpolated(_nearest_of_factor),
     aten.upsample_nearest2d.default: _interpolated(_nearest),
-    aten.upsample_nearest3d.default: _interpolated(_nearest),
+    aten.upsample_nearest3d.default: _interpolated(_nearest_of_factor),
     aten._adaptive_avg_pool2d_backward.default: _adaptive_avg_pool(2),
     aten._adaptive_avg_pool3d_backward.default: _adaptive_avg_pool(3),
     aten._cdist_backward.default: _cdist,

@@ -186,6 +186,23 @@ def _of_floats(operator):
     return rule
 
 
+def upsample_nearest2d(x, output_size, scale_factors):
+    """PyTorch's rule, but eager repeats elements twice where a size doubles, whatever the factor.
+
+    With a factor of 2.1, five elements become 0, 0, 1, 1, ..., not 0, 0, 0, 1, ... as in one and
+    in three dimensions.
+    """
+    if scale_factors is None or not any(2 < factor < 3 for factor in scale_factors):
+        return decomposition_table[aten.upsample_nearest2d.vec](x, output_size, scale_factors)
+    for dim, factor in zip((2, 3), scale_factors, strict=True):
+        n_in = x.shape[dim]
+        n_out = sym_int(n_in * factor)
+        at = torch.arange(n_out, dtype=torch.float32, device=x.device)
+        at = (at * (0.5 if n_out == 2 * n_in else 1 / factor)).floor()
+        x = x.index_select(dim, at.to(torch.int64).clamp(max=n_in - 1))
+    return x
+
+
 def max_pool_backward(dy, x, *window_and_indices):
     """PyTorch's rule, which reads no element of ``x``: in eager, its gradient is zero, not none.
 
@@ -209,6 +226,7 @@ RULES = {
     aten.upsample_bilinear2d.default: _of_floats(aten.upsample_bilinear2d.default),
     aten.upsample_bilinear2d.vec: _linear_of_scales(aten.upsample_bilinear2d.default),
     aten.upsample_linear1d.vec: _linear_of_scales(aten.upsample_linear1d.default),
+    aten.upsample_nearest2d.vec: upsample_nearest2d,
     aten.upsample_trilinear3d.vec: _linear_of_scales(aten.upsample_trilinear3d.default),
 }
 

@@ -60,7 +60,6 @@ _BY_TORCH = frozenset(
         "aten.unbind_copy.int",
         "aten.upsample_linear1d.default",
         "aten.upsample_nearest1d.vec",
-        "aten.upsample_nearest2d.vec",
         "aten.upsample_nearest3d.vec",
         "aten.upsample_trilinear3d.default",
         "aten.view_copy.default",
