@@ -145,8 +145,9 @@ const COMMON_FLAGS: &[&str] = &[
     "-fno-math-errno",
     // Nobody reads floating point exception flags; lets selects become masks.
     "-fno-trapping-math",
-    // a*b+c in one rounding, also across statements.
-    "-ffp-contract=fast",
+    // A product and a sum are rounded one by one, as PyTorch does it: x*x - x*x is 0, and a kernel that computes a
+    // value again finds the same bits, whatever is around. Where one rounding is wanted, the text says `sh_fma`.
+    "-ffp-contract=off",
     // `#pragma omp simd` marks vector loops; no OpenMP runtime is linked.
     "-fopenmp-simd",
     // Functions of one file may be inlined into each other despite -fPIC.

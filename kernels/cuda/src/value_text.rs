@@ -105,9 +105,10 @@ impl ValueText<'_> {
             Op::Load(a) => self.load(a, value.dtype),
             Op::Index(e) => self.extents.c_text(e),
             Op::Unary(f, a) => scalar::unary(*f, &of(a), self.values.get(*a).dtype),
-            Op::Binary(Binary::Sub, d, a, b) if d.is_float() && self.is_product(*a) => {
-                // Unrounded, the product would differ from itself where a row's maximum is taken off.
-                scalar::binary(Binary::Sub, &scalar::rounded(&of(a), *d), &of(b), *d)
+            // Fused with a sum, a product would differ from the same one elsewhere, such as a row's maximum.
+            Op::Binary(Binary::Mul, d, a, b) if d.is_float() => {
+                let suffix = if *d == DType::F64 { "_f64" } else { "" };
+                format!("sh_mul{suffix}({}, {})", of(a), of(b))
             }
             Op::Binary(f, d, a, b) => scalar::binary(*f, &of(a), &of(b), *d),
             Op::Select(c, a, b) => format!("({} ? {} : {})", of(c), of(a), of(b)),
@@ -118,10 +119,6 @@ impl ValueText<'_> {
                 of(n)
             ),
         }
-    }
-
-    fn is_product(&self, a: ValueId) -> bool {
-        matches!(self.values.get(a).op, Op::Binary(Binary::Mul, ..))
     }
 
     fn load(&self, a: &Address, dtype: DType) -> String {

@@ -16,6 +16,7 @@
 //! Formulas: `ops::attention_lse`. No two threads add to the same element and the order of all sums is fixed, so
 //! results do not depend on the number of threads. Never decides which nodes stay whole.
 
+use crate::contraction::text::fused;
 use crate::emit::scalar::c_type;
 use graph::philox::Dropout;
 use graph::{DType, View};
@@ -313,7 +314,11 @@ impl Attention {
         };
         let [seed, uniform] = self.seed_words(first);
         let mut words = vec![
-            ("VECTOR_BYTES".to_string(), number(self.vector_bytes)),
+            (
+                "FUSED".to_string(),
+                fused("NAME_v", "float", self.vector_bytes),
+            ),
+            ("VECTOR_BYTES".into(), number(self.vector_bytes)),
             ("LANES".into(), number(self.lanes())),
             ("TILE_ROWS".into(), number(tile_rows)),
             ("TILE_VECTORS".into(), number(tile_vectors)),
@@ -475,8 +480,11 @@ mod tests {
         for pass in [Pass::Forward, Pass::Backward] {
             let text = form(pass, true).text("k");
             let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-            let is_open =
-                |w: &&str| w.len() > 3 && w.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+            let is_open = |w: &&str| {
+                w.len() > 3
+                    && !w.starts_with("__")
+                    && w.chars().all(|c| c.is_ascii_uppercase() || c == '_')
+            };
             let open: Vec<&str> = words.filter(is_open).collect();
             assert!(open.is_empty(), "{open:?}");
             assert!(text.contains("void k(void *const *buf"));

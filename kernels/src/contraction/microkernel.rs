@@ -199,14 +199,14 @@ impl MicroKernel {
         }
         for (i, (off, _)) in self.rows.iter().enumerate() {
             let fma: Vec<String> = (0..self.nv)
-                .map(|j| format!("c{i}_{j} += b{j}*s;"))
+                .map(|j| format!("c{i}_{j} = {vf}_fma(b{j}, s, c{i}_{j});"))
                 .collect();
             let at = match self.may_lack(i) {
                 Some(_) => format!("a{i}"),
                 None => off.to_string(),
             };
             t.line(format!(
-                "{{ const {number} s = ap[{at}]; {} }}",
+                "{{ const {vf} s = ap[{at}] - ({vf}){{0}}; {} }}",
                 fma.join(" ")
             ));
         }

@@ -137,12 +137,40 @@ pub fn preamble(vector: Vector) -> String {
     let (name, element) = (vector.c_type(), vector.element);
     let guard = name.to_uppercase();
     let (bytes, aligned, number) = (vector.bytes(), element.bytes(), element.c_type());
+    let fused = fused(&name, number, bytes);
     format!(
         "#include <string.h>\n#ifndef SHORTHAUL_{guard}\n#define SHORTHAUL_{guard}\n\
-         typedef {number} {name} __attribute__((vector_size({bytes}), aligned({aligned}), may_alias));\n#endif\n\
+         typedef {number} {name} __attribute__((vector_size({bytes}), aligned({aligned}), may_alias));\n{fused}#endif\n\
          #ifndef SHORTHAUL_MINMAX\n#define SHORTHAUL_MINMAX\n\
          static inline long shl_min(long a, long b) {{ return a < b ? a : b; }}\n\
          static inline long shl_max(long a, long b) {{ return a > b ? a : b; }}\n#endif\n"
+    )
+}
+
+/// `{name}_fma(a, b, c)` for vectors of type `name`: a·b + c, rounded once where the processor can.
+pub fn fused(name: &str, number: &str, bytes: i64) -> String {
+    let (kind, scalar, fast) = match number {
+        "double" => ("pd", "fma", "FMA"),
+        _ => ("ps", "fmaf", "FMAF"),
+    };
+    let (feature, instruction) = match bytes {
+        64 => ("AVX512F", format!("vfmadd{kind}512_mask(a, b, c, -1, 4)")),
+        32 => ("FMA", format!("vfmadd{kind}256(a, b, c)")),
+        _ => ("FMA", format!("vfmadd{kind}(a, b, c)")),
+    };
+    format!(
+        "static inline __attribute__((always_inline, unused)) {name} {name}_fma({name} a, {name} b, {name} c) {{\n\
+         #if defined(__clang__)\n\
+         #pragma clang fp contract(fast)\n\
+         return a*b + c;\n\
+         #elif defined(__{feature}__)\n\
+         return __builtin_ia32_{instruction};\n\
+         #elif defined(__FP_FAST_{fast})\n\
+         for (unsigned i = 0; i < sizeof(a)/sizeof({number}); ++i) c[i] = __builtin_{scalar}(a[i], b[i], c[i]);\n\
+         return c;\n\
+         #else\n\
+         return a*b + c;\n\
+         #endif\n}}\n"
     )
 }
 

@@ -11,7 +11,7 @@ use super::rows::Row;
 use super::scalar;
 use super::text::CText;
 use super::values::{Address, Op, Value, ValueId, Values, depth_of_address, depth_of_index};
-use graph::{Binary, ContainerId, DType, SymExpr};
+use graph::{ContainerId, DType, SymExpr};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Random numbers drawn at a time; they stay in the first-level cache.
@@ -520,13 +520,6 @@ impl Leaf<'_> {
             Op::Load(a) => self.load(a, value.dtype, part),
             Op::Index(e) => self.extents.c_text(e),
             Op::Unary(f, a) => scalar::unary(*f, &of(a), dtype(a)),
-            // What a row has in common is often the largest of these very products, or near their sum. A fused
-            // product would be compared, unrounded, with its rounded self.
-            Op::Binary(Binary::Sub, d, a, b)
-                if d.is_float() && self.is_product_less_common(*a, *b) =>
-            {
-                scalar::binary(Binary::Sub, &scalar::rounded(&of(a), *d), &of(b), *d)
-            }
             Op::Binary(f, d, a, b) => scalar::binary(*f, &of(a), &of(b), *d),
             Op::Select(c, a, b) => format!("({} ? {} : {})", of(c), of(a), of(b)),
             Op::Cast(a) => {
@@ -543,13 +536,6 @@ impl Leaf<'_> {
                 of(n)
             ),
         }
-    }
-
-    /// A product that changes in a loop in which the subtrahend does not.
-    fn is_product_less_common(&self, a: ValueId, b: ValueId) -> bool {
-        let product = matches!(self.values.get(a).op, Op::Binary(Binary::Mul, ..));
-        let constant = matches!(self.values.get(b).op, Op::Const(_));
-        product && !constant && self.values.depth_of(b) < self.values.depth_of(a)
     }
 
     fn load(&self, a: &Address, dtype: DType, part: LoopRegion) -> String {

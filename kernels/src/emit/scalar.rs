@@ -156,11 +156,6 @@ pub fn unary(f: Unary, a: &str, of: DType) -> String {
     }
 }
 
-/// A value that is not fused with what uses it.
-pub fn rounded(a: &str, of: DType) -> String {
-    format!("sh_rounded{}({a})", prelude_suffix(of))
-}
-
 fn prelude_suffix(of: DType) -> &'static str {
     if of == DType::F64 { "_f64" } else { "" }
 }

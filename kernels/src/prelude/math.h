@@ -15,10 +15,18 @@ typedef __INT64_TYPE__ sh_i64;
 #define SH_INF __builtin_inff()
 #define SH_NAN __builtin_nanf("")
 
-/* x as it was rounded, so that no product is fused with what uses it: a choice that compilers keep,
- * because it turns -0 into 0. */
-SH_FN float sh_rounded(float x) { return x == 0.0f ? 0.0f : x; }
-SH_FN double sh_rounded_f64(double x) { return x == 0.0 ? 0.0 : x; }
+/* a b + c, rounded once where the processor can. Compilers fuse nothing by themselves: kernels that compute a value
+ * again have to find the same bits. */
+#ifdef __FP_FAST_FMAF
+SH_FN float sh_fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+#else
+SH_FN float sh_fma(float a, float b, float c) { return a * b + c; }
+#endif
+#ifdef __FP_FAST_FMA
+SH_FN double sh_fma_f64(double a, double b, double c) { return __builtin_fma(a, b, c); }
+#else
+SH_FN double sh_fma_f64(double a, double b, double c) { return a * b + c; }
+#endif
 
 SH_FN sh_u32 sh_bits(float x) { union { float f; sh_u32 u; } v = {x}; return v.u; }
 SH_FN float sh_from_bits(sh_u32 u) { union { sh_u32 u; float f; } v = {u}; return v.f; }
@@ -34,21 +42,21 @@ SH_FN float sh_pow2i(sh_i32 n) { return sh_from_bits((sh_u32)(n + 127) << 23); }
  * integer, which then also stands in the low bits; ln2 is split so that the first
  * product is exact. */
 SH_FN float sh_reduce_ln2(float x, sh_i32 *n) {
-  float t = x * 1.44269504f + 12582912.0f;
+  float t = sh_fma(x, 1.44269504f, 12582912.0f);
   float f = t - 12582912.0f;
   *n = (sh_i32)(sh_bits(t) - 0x4b400000u);
-  return (x - f * 0.693359375f) + f * 2.12194440e-4f;
+  return sh_fma(f, 2.12194440e-4f, sh_fma(f, -0.693359375f, x));
 }
 
 /* e^r - 1 for |r| <= ln2/2. Minimax fit, relative error 2^-31. */
 SH_FN float sh_expm1_reduced(float r) {
   float q = 0x1.9e7cf8p-13f;
-  q = q * r + 0x1.6d3a84p-10f;
-  q = q * r + 0x1.1112d4p-7f;
-  q = q * r + 0x1.5554f8p-5f;
-  q = q * r + 0x1.555554p-3f;
-  q = q * r + 0.5f;
-  return (r * r) * q + r;
+  q = sh_fma(q, r, 0x1.6d3a84p-10f);
+  q = sh_fma(q, r, 0x1.1112d4p-7f);
+  q = sh_fma(q, r, 0x1.5554f8p-5f);
+  q = sh_fma(q, r, 0x1.555554p-3f);
+  q = sh_fma(q, r, 0.5f);
+  return sh_fma(r * r, q, r);
 }
 
 /* e^x, 1 ulp. */
@@ -72,7 +80,7 @@ SH_FN float sh_expm1(float x) {
   float r = sh_reduce_ln2(c, &n);
   /* Half the result, since 2^128 is not a number. */
   float half = sh_pow2i(n - 1);
-  float y = 2.0f * (half * sh_expm1_reduced(r) + (half - 0.5f));
+  float y = 2.0f * sh_fma(half, sh_expm1_reduced(r), half - 0.5f);
   /* Subnormal halves would lose a bit, and -0 its sign. */
   return sh_abs(x) < 0x1p-30f ? x : y;
 }
@@ -87,17 +95,17 @@ SH_FN float sh_log_positive(float x, float low) {
   float z = sh_from_bits(bits - ((sh_u32)e << 23)) - 1.0f;
   float f = (float)e - (tiny ? 23.0f : 0.0f);
   float p = -0x1.07e5f4p-3f;
-  p = p * z + 0x1.1e73a0p-3f;
-  p = p * z + -0x1.f32078p-4f;
-  p = p * z + 0x1.1ed424p-3f;
-  p = p * z + -0x1.559d36p-3f;
-  p = p * z + 0x1.99d05ep-3f;
-  p = p * z + -0x1.fffef4p-3f;
-  p = p * z + 0x1.555506p-2f;
+  p = sh_fma(p, z, 0x1.1e73a0p-3f);
+  p = sh_fma(p, z, -0x1.f32078p-4f);
+  p = sh_fma(p, z, 0x1.1ed424p-3f);
+  p = sh_fma(p, z, -0x1.559d36p-3f);
+  p = sh_fma(p, z, 0x1.99d05ep-3f);
+  p = sh_fma(p, z, -0x1.fffef4p-3f);
+  p = sh_fma(p, z, 0x1.555506p-2f);
   float s = z * z;
-  float t = (s * z) * p + (f * -2.12194440e-4f + low);
-  t = t - 0.5f * s;
-  return f * 0.693359375f + (z + t);
+  float t = sh_fma(s * z, p, sh_fma(f, -2.12194440e-4f, low));
+  t = sh_fma(s, -0.5f, t);
+  return sh_fma(f, 0.693359375f, z + t);
 }
 
 /* Logarithm's value outside the positive finite numbers. */
@@ -125,7 +133,7 @@ SH_FN float sh_tanh(float x) {
   sh_i32 n;
   float r = sh_reduce_ln2(2.0f * a, &n);
   float scale = sh_pow2i(n);
-  float m = scale * sh_expm1_reduced(r) + (scale - 1.0f);
+  float m = sh_fma(scale, sh_expm1_reduced(r), scale - 1.0f);
   float y = sh_copysign(m / (m + 2.0f), x);
   return x != x ? x : y;
 }
@@ -142,19 +150,19 @@ SH_FN float sh_erf(float x) {
   float a = sh_abs(x);
   a = a > 3.95f ? 3.95f : a;
   float q = -0x1.369768p-17f;
-  q = q * a + 0x1.ed6d16p-14f;
-  q = q * a + -0x1.4bca3cp-11f;
-  q = q * a + 0x1.b50096p-10f;
-  q = q * a + -0x1.5061fp-13f;
-  q = q * a + -0x1.39cdc4p-6f;
-  q = q * a + 0x1.a4fa5ep-4f;
-  q = q * a + 0x1.45f2fap-1f;
-  q = q * a + -0x1.d1p-25f;
-  q = q * a + 0x1.20dd76p+0f * a;
+  q = sh_fma(q, a, 0x1.ed6d16p-14f);
+  q = sh_fma(q, a, -0x1.4bca3cp-11f);
+  q = sh_fma(q, a, 0x1.b50096p-10f);
+  q = sh_fma(q, a, -0x1.5061fp-13f);
+  q = sh_fma(q, a, -0x1.39cdc4p-6f);
+  q = sh_fma(q, a, 0x1.a4fa5ep-4f);
+  q = sh_fma(q, a, 0x1.45f2fap-1f);
+  q = sh_fma(q, a, -0x1.d1p-25f);
+  q = sh_fma(q, a, 0x1.20dd76p+0f * a);
   sh_i32 n;
   float r = sh_reduce_ln2(-q, &n);
   float scale = sh_pow2i(n);
-  return sh_copysign((1.0f - scale) - scale * sh_expm1_reduced(r), x);
+  return sh_copysign(sh_fma(-scale, sh_expm1_reduced(r), 1.0f - scale), x);
 }
 
 /* 1 / sqrt(x), 1.5 ulp. */
@@ -169,12 +177,12 @@ SH_FN double sh_log2_wide(float x) {
   double m = (double)sh_from_bits(bits - ((sh_u32)e << 23));
   double s = (m - 1.0) / (m + 1.0), z = s * s;
   double p = 2.0 / 13.0;
-  p = p * z + 2.0 / 11.0;
-  p = p * z + 2.0 / 9.0;
-  p = p * z + 2.0 / 7.0;
-  p = p * z + 2.0 / 5.0;
-  p = p * z + 2.0 / 3.0;
-  p = p * z + 2.0;
+  p = sh_fma_f64(p, z, 2.0 / 11.0);
+  p = sh_fma_f64(p, z, 2.0 / 9.0);
+  p = sh_fma_f64(p, z, 2.0 / 7.0);
+  p = sh_fma_f64(p, z, 2.0 / 5.0);
+  p = sh_fma_f64(p, z, 2.0 / 3.0);
+  p = sh_fma_f64(p, z, 2.0);
   return p * s * 1.4426950408889634 + (double)(e - (tiny ? 23 : 0));
 }
 
@@ -183,14 +191,14 @@ SH_FN double sh_exp2_wide(double t) {
   double shifted = t + 0x1.8p52;
   double f = (t - (shifted - 0x1.8p52)) * 0.6931471805599453;
   double p = 1.0 / 40320.0;
-  p = p * f + 1.0 / 5040.0;
-  p = p * f + 1.0 / 720.0;
-  p = p * f + 1.0 / 120.0;
-  p = p * f + 1.0 / 24.0;
-  p = p * f + 1.0 / 6.0;
-  p = p * f + 0.5;
-  p = p * f + 1.0;
-  p = p * f + 1.0;
+  p = sh_fma_f64(p, f, 1.0 / 5040.0);
+  p = sh_fma_f64(p, f, 1.0 / 720.0);
+  p = sh_fma_f64(p, f, 1.0 / 120.0);
+  p = sh_fma_f64(p, f, 1.0 / 24.0);
+  p = sh_fma_f64(p, f, 1.0 / 6.0);
+  p = sh_fma_f64(p, f, 0.5);
+  p = sh_fma_f64(p, f, 1.0);
+  p = sh_fma_f64(p, f, 1.0);
   union { double d; sh_u64 u; } n = {shifted}, scale;
   scale.u = (n.u + 1023u) << 52;
   return p * scale.d;

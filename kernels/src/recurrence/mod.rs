@@ -11,6 +11,7 @@ mod products;
 mod statements;
 mod steps;
 
+use crate::contraction::text::fused;
 use crate::emit::scalar;
 use graph::{Cell, CellGradient, DType, Expr};
 pub(crate) use statements::NotReal;
@@ -269,9 +270,10 @@ impl Recurrence {
     pub(crate) fn text(&self, name: &str) -> Result<String, NotReal> {
         let real = self.real();
         let head = format!(
-            "typedef {real} {name}_v __attribute__((vector_size({}), aligned({}), may_alias));\n",
+            "typedef {real} {name}_v __attribute__((vector_size({}), aligned({}), may_alias));\n{}",
             self.vector_bytes,
-            self.bytes()
+            self.bytes(),
+            fused(&format!("{name}_v"), real, self.vector_bytes)
         );
         let body = match &self.step {
             Step::Forward { cell, .. } => self.forward(name, cell)?,

@@ -23,7 +23,8 @@ impl Recurrence {
             let at = r * depth;
             let _ = writeln!(
                 text,
-                "    a{r} += x[{at} + k] * u; b{r} += x[{at} + k] * v;"
+                "    const {name}_v x{r} = x[{at} + k] - ({name}_v){{0}};\n    \
+                 a{r} = {name}_v_fma(x{r}, u, a{r}); b{r} = {name}_v_fma(x{r}, v, b{r});"
             );
         }
         text.push_str("  }\n");

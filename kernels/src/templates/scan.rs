@@ -66,6 +66,7 @@ fn constant_arguments(name: &str) -> Option<usize> {
         | "aligned" => Some(0),
         "__builtin_prefetch" => Some(1),
         _ if name.starts_with("_mm") || name.starts_with("_tile") => Some(0),
+        _ if name.starts_with("__builtin_ia32_vfmadd") => Some(0),
         _ => None,
     }
 }

@@ -90,9 +90,9 @@ SH_FN double sh_mod_f64(double a, double b) {
   double r = fmod(a, b);
   return (r != 0.0 && (r < 0.0) != (b < 0.0)) ? r + b : r;
 }
-/* x as it was rounded: the choice keeps a product from being fused with what uses it. */
-SH_FN float sh_rounded(float x) { return x == 0.0f ? 0.0f : x; }
-SH_FN double sh_rounded_f64(double x) { return x == 0.0 ? 0.0 : x; }
+/* Products that compilers fuse with no sum. */
+SH_FN float sh_mul(float a, float b) { return __fmul_rn(a, b); }
+SH_FN double sh_mul_f64(double a, double b) { return __dmul_rn(a, b); }
 
 struct sh_bf16 { unsigned short bits; };
 struct sh_f16 { unsigned short bits; };

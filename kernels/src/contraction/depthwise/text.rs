@@ -315,9 +315,9 @@ impl Depthwise {
             );
             let value = format!("*(const {kind} *)({from})");
             t.line(if self.reduce {
-                format!("w{i} += d*{value};")
+                format!("w{i} = {kind}_fma(d, {value}, w{i});")
             } else {
-                format!("s += w{i}*{value};")
+                format!("s = {kind}_fma(w{i}, {value}, s);")
             });
         }
         if !self.reduce {
