@@ -462,7 +462,7 @@ fn extreme_gradient(
             AtNan::None | AtNan::All => equal,
         }
     };
-    let hit = is_hit(Expr::In(0), Expr::In(1)).cast(dtype);
+    let hit = is_hit(Expr::In(0), Expr::In(1)).cast(dtype.arithmetic());
     let hits = builder.elementwise(hit, &[x, y])?;
     let count = reduce_kept(builder, "sum", hits, axes)?;
     let (e_dy, e_count) = (Expr::In(0), Expr::In(3));
@@ -472,6 +472,10 @@ fn extreme_gradient(
         // Nothing equals a NaN, so that the count is 0, and 0 / 0 is NaN.
         AtNan::All => Expr::select(is_hit, e_dy, zero).div(e_count),
         AtNan::None | AtNan::Nan => Expr::select(is_hit, e_dy.div(e_count), zero),
+    };
+    let share = match dtype == dtype.arithmetic() {
+        true => share,
+        false => share.cast(dtype),
     };
     builder.elementwise(share, &[dy, x, y, count])
 }

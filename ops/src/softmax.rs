@@ -242,7 +242,7 @@ impl Op for SoftmaxGradient {
             return Ok(());
         };
         let space = IndexSpace::over(&ty.shape);
-        let sum = builder.transient("sum", ty.dtype, &without(&ty.shape, axis));
+        let sum = builder.transient("sum", ty.dtype.arithmetic(), &without(&ty.shape, axis));
         self.sum_over_row(builder, (dy, y, sum), (&space, axis));
         let at = space.indices();
         let mut reads = Reads::default();

@@ -3,7 +3,7 @@
 use super::Table;
 use crate::torch::error::RuleError;
 use crate::torch::site::{Results, Site};
-use graph::{Attr, Binary, ContainerId, DType, Expr};
+use graph::{Attr, Binary, ContainerId, DType, Expr, Unary};
 use ops::elementwise::gradient_attr;
 use ops::{OpBuilder, attrs};
 
@@ -118,29 +118,33 @@ fn binary_cross_entropy_with_logits(s: &mut Site) -> Results {
     let (x, y) = (Expr::In(0), Expr::In(1));
     let one = || Expr::float(1.0);
     let softplus = ops::activations::softplus(x.clone().neg());
-    if !s.has("pos_weight") {
-        return weighted_terms(s, one().sub(y).mul(x).add(softplus));
-    }
-    let factor = one().add(Expr::In(2).sub(one()).mul(y.clone()));
-    let value = one().sub(y).mul(x).add(factor.mul(softplus));
-    let inputs = [s.subject()?, s.tensor("target")?, s.tensor("pos_weight")?];
+    let mut inputs = vec![s.subject()?, s.tensor("target")?];
+    // Derived term by term, the slope would be a difference of numbers near 1 where it is near 0.
+    let sigmoid = Expr::unary(Unary::Sigmoid, x.clone());
+    let (value, slope) = match s.optional_tensor("pos_weight")? {
+        None => (one().sub(y.clone()).mul(x).add(softplus), sigmoid.sub(y)),
+        Some(weight) => {
+            inputs.push(weight);
+            let positive = Expr::In(2).mul(y.clone());
+            let factor = one().add(Expr::In(2).sub(one()).mul(y.clone()));
+            let value = one().sub(y.clone()).mul(x).add(factor.mul(softplus));
+            let both = positive.clone().add(one()).sub(y);
+            (value, both.mul(sigmoid).sub(positive))
+        }
+    };
     let dtype = s.out_dtype(0);
-    let values = s.elementwise(value, &inputs, dtype)?;
+    let list = attrs([
+        ("expr", Attr::Expr(value)),
+        ("dtype", Attr::DType(dtype)),
+        (
+            &gradient_attr(0),
+            Attr::Expr(Expr::In(inputs.len()).mul(slope)),
+        ),
+    ]);
+    let values = s.op1("elementwise", &inputs, list)?;
     let values = match s.optional_tensor("weight")? {
         Some(w) => s.elementwise(Expr::In(0).mul(Expr::In(1)), &[values, w], dtype)?,
         None => values,
-    };
-    combined(s, values)
-}
-
-fn weighted_terms(s: &mut Site, expr: Expr) -> Results {
-    let values = match s.optional_tensor("weight")? {
-        Some(w) => {
-            let inputs = [s.subject()?, s.tensor("target")?, w];
-            let dtype = s.out_dtype(0);
-            s.elementwise(expr.mul(Expr::In(2)), &inputs, dtype)?
-        }
-        None => terms(s, expr)?,
     };
     combined(s, values)
 }

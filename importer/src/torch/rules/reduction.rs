@@ -98,8 +98,8 @@ fn vector_norm(s: &mut Site) -> Results {
     Ok(vec![Some(s.reduce(kind, x, &axes, keep)?)])
 }
 
-fn spread(s: &mut Site) -> Result<(ContainerId, Vec<usize>), RuleError> {
-    let x = s.subject()?;
+/// The variance of `x`, and the dimensions it is taken over.
+fn spread(s: &mut Site, x: ContainerId) -> Result<(ContainerId, Vec<usize>), RuleError> {
     let axes = dims(s, s.rank(x))?;
     let correction = match s.node.target.ends_with(".dim") {
         true => f64::from(u8::from(!s.has("unbiased") || s.flag("unbiased")?)),
@@ -114,12 +114,15 @@ fn spread(s: &mut Site) -> Result<(ContainerId, Vec<usize>), RuleError> {
 }
 
 fn variance(s: &mut Site, root: bool) -> Results {
-    let (var, _) = spread(s)?;
-    let dtype = s.builder.dtype(var);
-    Ok(vec![Some(match root {
-        true => s.elementwise(deviation(), &[var], dtype)?,
-        false => var,
-    })])
+    let x = s.subject()?;
+    if !root {
+        return Ok(vec![Some(spread(s, x)?.0)]);
+    }
+    // Squares of 16-bit numbers may be too large or too small for their type.
+    let dtype = s.builder.dtype(x);
+    let wide = s.cast(x, dtype.arithmetic())?;
+    let (var, _) = spread(s, wide)?;
+    Ok(vec![Some(s.elementwise(deviation(), &[var], dtype)?)])
 }
 
 /// The root of a variance, with the gradient 0 where it is 0.
@@ -129,8 +132,8 @@ fn deviation() -> Expr {
 }
 
 fn variance_and_mean(s: &mut Site) -> Results {
-    let (var, axes) = spread(s)?;
     let (x, keep) = (s.subject()?, s.flag("keepdim")?);
+    let (var, axes) = spread(s, x)?;
     let mean = s.reduce("mean", x, &axes, keep)?;
     Ok(vec![Some(var), Some(mean)])
 }
