@@ -140,9 +140,20 @@ impl Op for Elementwise {
             };
             let ty = g.call.input(position)?.clone();
             let (expr, used) = keep_used(&slope.simplify_typed(&types), &ids);
-            let attrs = attrs([("expr", Attr::Expr(expr)), ("dtype", Attr::DType(ty.dtype))]);
-            let wide = builder.op1("elementwise", &used, attrs)?;
-            result.push(Some(sum_to(builder, wide, &ty.shape)?));
+            // Terms of 16 bits may be too large for their type where their sum is not.
+            let is_whole = builder.shape(dy) == ty.shape;
+            let dtype = if is_whole {
+                ty.dtype
+            } else {
+                ty.dtype.arithmetic()
+            };
+            let list = attrs([("expr", Attr::Expr(expr)), ("dtype", Attr::DType(dtype))]);
+            let terms = builder.op1("elementwise", &used, list)?;
+            let sum = sum_to(builder, terms, &ty.shape)?;
+            result.push(Some(match dtype == ty.dtype {
+                true => sum,
+                false => builder.elementwise(Expr::In(0).cast(ty.dtype), &[sum])?,
+            }));
         }
         Ok(Gradient::Rule(result))
     }

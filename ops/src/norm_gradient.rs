@@ -3,7 +3,7 @@
 //! dx needs one reduction over dy and x and one element-wise pass over both. The sums for the weights
 //! are the same reduction for `batch_norm` and a second one for the others.
 
-use crate::index_space::{Reads, combine, write};
+use crate::index_space::{IndexSpace, Reads, combine, write};
 use crate::norm::{self, Norm};
 use crate::norm_plan::{Case, Group, NormShapes, Walk, cases, tensor, values};
 use crate::op::{Call, Op, OpError, Sample, TensorType};
@@ -182,14 +182,26 @@ impl Op for NormGradient {
         let same = plan.group == Group::Batch;
         if same {
             let stat = |builder: &mut Builder, name: &str| plan.transient_stat(builder, name);
+            // Rounded to the 16 bits of a weight, a sum would make all of dx less exact.
             let needs = |out: Option<ContainerId>, builder: &mut Builder, name: &str| {
-                out.or_else(|| dx.map(|_| stat(builder, name)))
+                let is_exact =
+                    |id: &ContainerId| builder.dtype(*id).arithmetic() == builder.dtype(*id);
+                let exact = out.filter(|id| dx.is_none() || is_exact(id));
+                exact.or_else(|| dx.map(|_| stat(builder, name)))
             };
-            let db = needs(db, builder, "sum_dy");
-            let dw = needs(dw, builder, "sum_dy_xhat");
-            self.append_sums((call, &plan, false), builder, (db, dw))?;
-            if let (Some(dx), Some(dw)) = (dx, dw) {
-                self.append_dx((call, &plan, false), builder, (db, dw), dx)?;
+            let sum = needs(db, builder, "sum_dy");
+            let sum_xhat = needs(dw, builder, "sum_dy_xhat");
+            self.append_sums((call, &plan, false), builder, (sum, sum_xhat))?;
+            if let (Some(dx), Some(sum_xhat)) = (dx, sum_xhat) {
+                self.append_dx((call, &plan, false), builder, (sum, sum_xhat), dx)?;
+            }
+            for (sum, rounded) in [(sum, db), (sum_xhat, dw)] {
+                if let (Some(sum), Some(rounded)) = (sum, rounded.filter(|_| sum != rounded)) {
+                    let space = IndexSpace::over(&plan.affine_shape);
+                    let (at, mut reads) = (space.indices(), Reads::default());
+                    let value = reads.at(sum, &at);
+                    space.append(builder, reads, vec![write(rounded, &at, value)]);
+                }
             }
             return Ok(());
         }
