@@ -146,7 +146,8 @@ const COMMON_FLAGS: &[&str] = &[
     // Nobody reads floating point exception flags; lets selects become masks.
     "-fno-trapping-math",
     // A product and a sum are rounded one by one, as PyTorch does it: x*x - x*x is 0, and a kernel that computes a
-    // value again finds the same bits, whatever is around. Where one rounding is wanted, the text says `sh_fma`.
+    // value again finds the same bits, whatever is around. Where one rounding is wanted, the text says so: `sh_fma`,
+    // or `…_fma` of a vector type.
     "-ffp-contract=off",
     // `#pragma omp simd` marks vector loops; no OpenMP runtime is linked.
     "-fopenmp-simd",
@@ -488,6 +489,11 @@ pub fn cpu_identity() -> &'static str {
 /// Uses full-width float, 16-bit and 64-bit integer vectors with masks and checks
 /// the results; the loops are long enough that no part is folded away.
 const PROBE_SOURCE: &str = r#"
+#ifdef __FMA__
+#define FUSED(a, b, c) __builtin_fmaf(a, b, c)
+#else
+#define FUSED(a, b, c) ((a) * (b) + (c))
+#endif
 static float x[1024], y[1024];
 static short h[1024];
 static long long q[512];
@@ -497,7 +503,7 @@ __attribute__((noinline)) static void fill(int one) {
   for (int i = 0; i < 512; i++) d[i] = (double)(i * one);
 }
 __attribute__((noinline)) static void work(float a) {
-  for (int i = 0; i < 1024; i++) y[i] = x[i] > 512.0f ? x[i] * a + 1.0f : x[i];
+  for (int i = 0; i < 1024; i++) y[i] = x[i] > 512.0f ? FUSED(x[i], a, 1.0f) : x[i];
   for (int i = 0; i < 1024; i++) h[i] = (short)(h[i] > 100 ? h[i] * 3 : h[i] + 1);
   for (int i = 0; i < 512; i++) q[i] = (long long)(d[i] * 4.0);
 }

@@ -142,10 +142,10 @@ impl Op for Elementwise {
             let (expr, used) = keep_used(&slope.simplify_typed(&types), &ids);
             // Terms of 16 bits may be too large for their type where their sum is not.
             let is_whole = builder.shape(dy) == ty.shape;
-            let dtype = if is_whole {
-                ty.dtype
-            } else {
-                ty.dtype.arithmetic()
+            let is_given = expr == Expr::In(0) && builder.dtype(used[0]) == ty.dtype;
+            let dtype = match is_whole || is_given {
+                true => ty.dtype,
+                false => ty.dtype.arithmetic(),
             };
             let list = attrs([("expr", Attr::Expr(expr)), ("dtype", Attr::DType(dtype))]);
             let terms = builder.op1("elementwise", &used, list)?;

@@ -462,6 +462,7 @@ fn extreme_gradient(
             AtNan::None | AtNan::All => equal,
         }
     };
+    // A count may be beyond the largest number of 16 bits.
     let hit = is_hit(Expr::In(0), Expr::In(1)).cast(dtype.arithmetic());
     let hits = builder.elementwise(hit, &[x, y])?;
     let count = reduce_kept(builder, "sum", hits, axes)?;

@@ -115,6 +115,10 @@ CASES = {
         lambda x: F.interpolate(x, scale_factor=2.3, mode="nearest"),
         torch.arange(30.0).reshape(1, 2, 5, 3),
     ),
+    "stretched_a_little": (
+        lambda x: F.interpolate(x, scale_factor=(1.1, 2.1), mode="nearest"),
+        torch.arange(30.0).reshape(1, 2, 5, 3),
+    ),
     "stretched_almost_twice_along_a_line": (
         lambda x: F.interpolate(x, scale_factor=2.1, mode="nearest"),
         torch.arange(10.0).reshape(1, 2, 5),

@@ -394,7 +394,7 @@ fn check_arguments(kernel: &Kernel, launch: &Launch, memory: &Memory) -> Result<
 }
 
 /// `-O1`: the checks dominate, and compiling costs more than running.
-const FLAGS: [&str; 9] = [
+const FLAGS: [&str; 10] = [
     "-x",
     "c++",
     "-std=gnu++17",
@@ -403,6 +403,7 @@ const FLAGS: [&str; 9] = [
     "-fPIC",
     "-fno-exceptions",
     "-fno-strict-aliasing",
+    "-ffp-contract=off",
     "-shared",
 ];
 

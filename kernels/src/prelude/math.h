@@ -17,12 +17,12 @@ typedef __INT64_TYPE__ sh_i64;
 
 /* a b + c, rounded once where the processor can. Compilers fuse nothing by themselves: kernels that compute a value
  * again have to find the same bits. */
-#ifdef __FP_FAST_FMAF
+#if defined(__FP_FAST_FMAF) || defined(__FMA__)
 SH_FN float sh_fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 #else
 SH_FN float sh_fma(float a, float b, float c) { return a * b + c; }
 #endif
-#ifdef __FP_FAST_FMA
+#if defined(__FP_FAST_FMA) || defined(__FMA__)
 SH_FN double sh_fma_f64(double a, double b, double c) { return __builtin_fma(a, b, c); }
 #else
 SH_FN double sh_fma_f64(double a, double b, double c) { return a * b + c; }

@@ -55,16 +55,16 @@ SH_FN float sh_reduce_angle(float x, sh_u32 *quadrant) {
 SH_FN float sh_sin_reduced(float r) {
   float s = r * r;
   float p = -0x1.9951fap-13f;
-  p = p * s + 0x1.110774p-7f;
-  p = p * s + -0x1.555546p-3f;
-  return (r * s) * p + r;
+  p = sh_fma(p, s, 0x1.110774p-7f);
+  p = sh_fma(p, s, -0x1.555546p-3f);
+  return sh_fma(r * s, p, r);
 }
 SH_FN float sh_cos_reduced(float r) {
   float s = r * r;
   float p = 0x1.99e816p-16f;
-  p = p * s + -0x1.6c0c28p-10f;
-  p = p * s + 0x1.55554ap-5f;
-  return (s * s) * p + (1.0f - 0.5f * s);
+  p = sh_fma(p, s, -0x1.6c0c28p-10f);
+  p = sh_fma(p, s, 0x1.55554ap-5f);
+  return sh_fma(s * s, p, 1.0f - 0.5f * s);
 }
 
 /* sin x, 2 ulp for every finite x. */

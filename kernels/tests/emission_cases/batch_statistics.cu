@@ -26,7 +26,7 @@ SH_KERNEL(sh_k0, 512, 1)(SH_IN(float) x0, SH_OUT(float) x1, SH_OUT(float) x2) {
         SH_UNROLL
         for (int elem = 0; elem < 4; ++elem) {
           const float t0 = v0[elem];
-          const float t1 = (t0 * t0);
+          const float t1 = sh_mul(t0, t0);
           g1[0][elem] = (g1[0][elem] + t0);
           g2[0][elem] = (g2[0][elem] + t1);
         }

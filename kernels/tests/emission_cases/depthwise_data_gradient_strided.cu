@@ -20,7 +20,7 @@ SH_KERNEL(sh_k0, 256, 1)(SH_IN(float) x0, SH_IN(float) x1, SH_OUT(float) x2) {
       const int t4 = (t2 < 5L);
       const int t6 = (t2 >= 0L);
       const int t7 = (t4 & t6);
-      const float t15 = (t0 * t1);
+      const float t15 = sh_mul(t0, t1);
       const float t17 = (t14 ? t15 : 0.0f);
       const float t18 = (t10 ? t17 : 0.0f);
       const float t19 = (t7 ? t18 : 0.0f);

@@ -21,7 +21,7 @@ SH_KERNEL(sh_k1, 128, 1)(SH_IN(float) x0, SH_IN(float) x1, SH_OUT(float) x2) {
     SH_UNROLL
     for (int elem = 0; elem < 4; ++elem) {
       const float t0 = v0[elem];
-      const float t3 = (t0 * t1);
+      const float t3 = sh_mul(t0, t1);
       const float t4 = (t3 + 3.0f);
       o0[elem] = t4;
     }

@@ -154,7 +154,7 @@ class Call:
         for i in self.kept:
             tensors[i] = tensors[i].clone()
         if program.uses_seed:
-            tensors.append((seed or Seed()).at(program.place))
+            tensors.append((seed or Seed()).on(program.place))
         if self.counts_threads:
             program.native.use_threads(torch.get_num_threads())
         outputs, state = _autograd.run(program, tensors, self.is_differentiable)

@@ -187,18 +187,19 @@ def _of_floats(operator):
 
 
 def upsample_nearest2d(x, output_size, scale_factors):
-    """PyTorch's rule, but eager repeats elements twice where a size doubles, whatever the factor.
+    """PyTorch's rule, but eager repeats elements once or twice where a size stays or doubles.
 
-    With a factor of 2.1, five elements become 0, 0, 1, 1, ..., not 0, 0, 0, 1, ... as in one and
-    in three dimensions.
+    It does so whatever the factor: by 2.1, five elements become 0, 0, 1, 1, ..., not 0, 0, 0, 1.
     """
-    if scale_factors is None or not any(2 < factor < 3 for factor in scale_factors):
+    if scale_factors is None or not any(1 < factor < 3 for factor in scale_factors):
         return decomposition_table[aten.upsample_nearest2d.vec](x, output_size, scale_factors)
     for dim, factor in zip((2, 3), scale_factors, strict=True):
         n_in = x.shape[dim]
         n_out = sym_int(n_in * factor)
-        at = torch.arange(n_out, dtype=torch.float32, device=x.device)
-        at = (at * (0.5 if n_out == 2 * n_in else 1 / factor)).floor()
+        step = 1 / factor
+        if n_out in (n_in, 2 * n_in):
+            step = 1.0 if n_out == n_in else 0.5
+        at = (torch.arange(n_out, dtype=torch.float32, device=x.device) * step).floor()
         x = x.index_select(dim, at.to(torch.int64).clamp(max=n_in - 1))
     return x
 

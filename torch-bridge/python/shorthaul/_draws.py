@@ -9,20 +9,21 @@ position among the graph's random operators.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import torch
 from torch import fx
 
-from ._nodes import is_number, name_of
+from ._nodes import name_of, value_of
 from ._place import Place
 
-#: Where a node's metadata has its number; where a traced node's has it, under "custom".
+#: The key of an operator's number in a node's metadata; a traced node has it under "custom".
 DRAW = "shorthaul_draw"
 
 #: What is in the names of functions and methods that may draw random numbers.
 _RANDOM = re.compile(
-    r"rand|drop|bernoulli|multinomial|normal|uniform|exponential|cauchy|geometric|poisson|gamma"
-    r"|rrelu|attention|fractional|lstm|gru|rnn"
+    r"rand|drop|bernoulli|binomial|multinomial|normal|uniform|exponential|cauchy|geometric|poisson"
+    r"|standard_gamma|gumbel|rrelu|attention|fractional|lstm|gru|rnn"
 )
 
 #: Numbers from here on are of operators whose names do not say that they draw.
@@ -30,26 +31,52 @@ _UNKNOWN = 1 << 20
 
 
 def number_draws(graph: fx.Graph) -> None:
-    """Gives each operator of a graph that has no number yet the one that its numbers come from."""
-    n_random = 0
-    for position, node in enumerate(graph.nodes):
-        if node.op not in ("call_function", "call_method") or is_number(node):
+    """Numbers the operators of a graph; those that have a number keep it."""
+    n_random = n_others = 0
+    for node in graph.nodes:
+        if not isinstance(value_of(node), torch.Tensor) or node.op == "placeholder":
             continue
-        number = _UNKNOWN + position
         if may_draw(node):
-            number = n_random
-            n_random += 1
+            number, n_random = n_random, n_random + 1
+        else:
+            number, n_others = _UNKNOWN + n_others, n_others + 1
         node.meta.setdefault(DRAW, number)
 
 
 def may_draw(node: fx.Node) -> bool:
-    """Whether a node may draw random numbers, as far as its name says."""
-    return node.op in ("call_function", "call_method") and bool(_RANDOM.search(name_of(node)))
+    """Whether a node may draw random numbers, as far as its name and its arguments say."""
+    if node.op not in ("call_function", "call_method"):
+        return False
+    name = name_of(node)
+    if not _RANDOM.search(name):
+        return False
+    if name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"):
+        p, is_on = _argument(node, 1, ("p",), 0.5), _argument(node, 2, ("training", "train"), True)
+        return p != 0 and is_on is not False
+    if name == "scaled_dot_product_attention":
+        return _argument(node, 4, ("dropout_p",), 0.0) != 0
+    return True
+
+
+def _argument(node: fx.Node, position: int, names: Sequence[str], default):
+    if position < len(node.args):
+        return node.args[position]
+    return next((node.kwargs[name] for name in names if name in node.kwargs), default)
 
 
 def draw_of(traced: fx.Node, target: str) -> int | None:
     """The number of the operator that a traced node comes from, if ``target`` may draw."""
     return (traced.meta.get("custom") or {}).get(DRAW) if _RANDOM.search(target) else None
+
+
+def has_draws(document: dict) -> bool:
+    """Whether a captured graph draws random numbers."""
+    return any(_draws(node["args"]) for node in document["nodes"] if node["draw"] is not None)
+
+
+def _draws(args: dict) -> bool:
+    is_on = all(args.get(name) is not False for name in ("train", "training"))
+    return is_on and all(args.get(name) != 0 for name in ("p", "dropout_p", "dropout"))
 
 
 class Seed:
@@ -58,13 +85,15 @@ class Seed:
     __slots__ = ("drawn",)
 
     def __init__(self) -> None:
-        self.drawn: torch.Tensor | None = None
+        self.drawn: dict[torch.device, torch.Tensor] = {}
 
-    def at(self, place: Place) -> torch.Tensor:
+    def on(self, place: Place) -> torch.Tensor:
         """The seed, where the kernels of a program read it."""
-        if self.drawn is None or self.drawn.device != place.device:
-            self.drawn = place.seed()
-        return self.drawn
+        if place.device not in self.drawn:
+            # A part without gradients may ask first, for others that save it for a backward pass.
+            with torch.inference_mode(False):
+                self.drawn[place.device] = place.seed()
+        return self.drawn[place.device]
 
 
-__all__ = ["DRAW", "Seed", "draw_of", "may_draw", "number_draws"]
+__all__ = ["DRAW", "Seed", "draw_of", "has_draws", "may_draw", "number_draws"]

@@ -556,8 +556,7 @@ def _emit_region(
     graph: fx.Graph, region: RegionPlan, made: dict[fx.Node, fx.Node], seed: fx.Node
 ) -> None:
     inputs = tuple(made[node] for node in region.inputs)
-    shared = {"seed": seed} if any(map(may_draw, region.nodes)) else {}
-    call = graph.create_node("call_module", f"of_{region.name}", inputs, shared)
+    call = graph.create_node("call_module", f"of_{region.name}", inputs, {"seed": seed})
     for i, node in enumerate(region.outputs):
         made[node] = graph.call_function(operator.getitem, (call, i))
     exposed = _Exposed(region)

@@ -142,7 +142,7 @@ def has_unbacked(env: Any) -> bool:
 
 
 def in_backward_pass() -> bool:
-    """Whether autograd runs what runs now, in the backward pass."""
+    """Whether a backward pass runs this code."""
     return torch._C._current_graph_task_id() != -1
 
 

@@ -25,7 +25,7 @@ from ._background import start_compiling
 from ._call import Call, is_recorded
 from ._capture import Captured, capture
 from ._custom_functions import CustomResult, refused
-from ._draws import Seed, may_draw
+from ._draws import Seed, has_draws
 from ._errors import (
     CaptureError,
     CompileError,
@@ -104,8 +104,8 @@ class Region:
             for node in body.graph.nodes
             if isinstance(node.meta.get("example_value"), torch.Tensor)
         )
-        #: Whether the region may draw random numbers.
-        self.may_draw = any(map(may_draw, origins.values()))
+        #: Whether a program of the region draws random numbers.
+        self.is_random = False
         self.lock = threading.RLock()
 
     def __call__(self, *inputs, seed: Seed | None = None):
@@ -180,12 +180,13 @@ class Region:
         return self.wanted[key] >= _FREQUENT
 
     def may_run_again(self) -> bool:
-        """Whether a checkpoint may run this call again, or does so, and has to find the same."""
+        """Whether a checkpoint runs this call twice, so that both have to agree."""
         if has_saved_tensors_hooks():
             return True  # The tensors that are saved have to be the same.
         # A reentrant checkpoint runs without gradients, then again in the backward pass: the random
         # numbers have to be the same.
-        return self.may_draw and (not torch.is_grad_enabled() or in_backward_pass())
+        is_first = not torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        return self.is_random and (is_first or in_backward_pass())
 
     def settle(self, pending: Pending) -> Call | None:
         """Puts what was compiled in the background in its place; ``None``: PyTorch's way.
@@ -323,6 +324,7 @@ class Region:
                 raise Refused.of_node(function.interpreter.stopped_at, error) from error
 
     def _compile_captured(self, captured: Captured, place, inputs) -> Call | Pending:
+        self.is_random = self.is_random or has_draws(captured.document)
         grad = _records_history()
         requires_grad = []
         for spec in captured.inputs:

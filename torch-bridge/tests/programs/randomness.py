@@ -201,6 +201,42 @@ def masks_of_a_checkpoint_of_sizes_that_come_for_the_first_time(wrap):
 
 
 @program
+def masks_of_a_checkpoint_around_gumbel_softmax(wrap):
+    def forward(x):
+        first = nn.functional.gumbel_softmax(x, hard=False)
+        return first, dropout(first + 1, 0.5)
+
+    m, seen = wrap(forward), []
+    for way in (True, False):
+        torch.manual_seed(3)
+        x = torch.ones(64, 8, requires_grad=True)
+        first, second = checkpoint(m, x, use_reentrant=way)
+        weight = (second / (first + 1)).detach()
+        given = torch.autograd.grad(second.sum(), x) if not way else [None]
+        if way:
+            second.sum().backward()
+            given = [x.grad]
+        # The slope of a softmax of equal numbers, by the masks and probabilities of the first pass.
+        exact = first * (weight - (first * weight).sum(-1, keepdim=True))
+        seen.append(torch.allclose(given[0], exact.detach(), rtol=1e-3, atol=1e-5))
+    return seen
+
+
+@program
+def dropout_within_inference_mode_and_outside(wrap):
+    def forward(x):
+        with torch.inference_mode():
+            hidden = dropout(x * 2, 0.5).sum() * 0
+        return dropout(x * 3, 0.5) + float(hidden)
+
+    m = wrap(forward)
+    x = torch.ones(16, 8, requires_grad=True)
+    y = m(x)
+    y.sum().backward()
+    return torch.equal(x.grad, y.detach())
+
+
+@program
 def masks_repeat_between_gradient_modes(wrap):
     """A seed gives the same masks with gradients and without."""
     m = wrap(lambda x: (dropout(x, 0.5), dropout(x.sin() + 2, 0.5)))

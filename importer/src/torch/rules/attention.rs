@@ -1,7 +1,7 @@
 //! Scaled dot-product attention, dropout and other random numbers.
 //!
-//! Random numbers are a function of the call's seed, the position of the drawing operator among the
-//! drawing ones, and the element's index: the backward pass asks for the same ones again.
+//! Random numbers are a function of the call's seed, the number of PyTorch's operator, the place within it
+//! that draws, and the element's index: the backward pass asks for the same ones again.
 
 use super::Table;
 use crate::torch::error::RuleError;

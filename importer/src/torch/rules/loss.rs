@@ -120,16 +120,18 @@ fn binary_cross_entropy_with_logits(s: &mut Site) -> Results {
     let softplus = ops::activations::softplus(x.clone().neg());
     let mut inputs = vec![s.subject()?, s.tensor("target")?];
     // Derived term by term, the slope would be a difference of numbers near 1 where it is near 0.
-    let sigmoid = Expr::unary(Unary::Sigmoid, x.clone());
+    let sigmoid = |x: Expr| Expr::unary(Unary::Sigmoid, x);
+    let negative = one().sub(y.clone());
+    let to_negative = negative.clone().mul(sigmoid(x.clone()));
+    let to_positive = y.clone().mul(sigmoid(x.clone().neg()));
+    let value = negative.mul(x);
     let (value, slope) = match s.optional_tensor("pos_weight")? {
-        None => (one().sub(y.clone()).mul(x).add(softplus), sigmoid.sub(y)),
+        None => (value.add(softplus), to_negative.sub(to_positive)),
         Some(weight) => {
             inputs.push(weight);
-            let positive = Expr::In(2).mul(y.clone());
-            let factor = one().add(Expr::In(2).sub(one()).mul(y.clone()));
-            let value = one().sub(y.clone()).mul(x).add(factor.mul(softplus));
-            let both = positive.clone().add(one()).sub(y);
-            (value, both.mul(sigmoid).sub(positive))
+            let factor = one().add(Expr::In(2).sub(one()).mul(y));
+            let slope = to_negative.sub(Expr::In(2).mul(to_positive));
+            (value.add(factor.mul(softplus)), slope)
         }
     };
     let dtype = s.out_dtype(0);

@@ -90,7 +90,8 @@ SH_FN double sh_mod_f64(double a, double b) {
   double r = fmod(a, b);
   return (r != 0.0 && (r < 0.0) != (b < 0.0)) ? r + b : r;
 }
-/* Products that compilers fuse with no sum. */
+SH_FN float sh_fma(float a, float b, float c) { return fmaf(a, b, c); }
+/* A product that the compiler never fuses with a sum. */
 SH_FN float sh_mul(float a, float b) { return __fmul_rn(a, b); }
 SH_FN double sh_mul_f64(double a, double b) { return __dmul_rn(a, b); }
 
