@@ -53,11 +53,11 @@ fn all_names() -> Kernel {
     for name in [
         "abs", "exp", "expm1", "log", "log1p", "tanh", "sigmoid", "erf", "sqrt", "rsqrt", "recip",
         "sin", "cos", "tan", "floor", "ceil", "round", "trunc", "sign", "atan", "asin", "acos",
-        "sinh", "cosh", "asinh", "acosh", "atanh", "rounded",
+        "sinh", "cosh", "asinh", "acosh", "atanh",
     ] {
         body.push_str(&format!("v += sh_{name}(v); d += sh_{name}_f64(d);\n"));
     }
-    for name in ["pow", "min", "max", "floordiv", "mod", "atan2"] {
+    for name in ["pow", "min", "max", "floordiv", "mod", "atan2", "mul"] {
         body.push_str(&format!(
             "v += sh_{name}(v, 2.5f); d += sh_{name}_f64(d, 2.5);\n"
         ));

@@ -59,7 +59,7 @@ void k__1(void *const *buf, void *scratch, long tid, long nt) {
           const float t0 = x3[i*40 + j];
           const float t1 = x4[j];
           const float t3 = l0[j];
-          x5[i*40 + j] = (t5 * ((sh_rounded((t0 * t1)) - t2) - ((t3 * t4) / 40.0f)));
+          x5[i*40 + j] = (t5 * (((t0 * t1) - t2) - ((t3 * t4) / 40.0f)));
           s6[j] = (s6[j] + (t0 * t3));
           s7[j] = s7[j] + t0;
         }

@@ -71,7 +71,7 @@ def draw_of(traced: fx.Node, target: str) -> int | None:
 
 def has_draws(document: dict) -> bool:
     """Whether a captured graph draws random numbers."""
-    return any(_draws(node["args"]) for node in document["nodes"] if node["draw"] is not None)
+    return any(_draws(node["args"]) for node in document["nodes"] if node.get("draw") is not None)
 
 
 def _draws(args: dict) -> bool:

@@ -304,6 +304,11 @@ impl Depthwise {
         } else {
             t.line(format!("{kind} s = {{0}};"));
         }
+        let is_scalar = kind == self.vector.element.c_type();
+        let fused = |sum: &str, a: &str, b: &str| match is_scalar {
+            true => format!("{sum} += {a}*{b};"),
+            false => format!("{sum} = {kind}_fma({a}, {b}, {sum});"),
+        };
         for (i, (r, tap)) in self.taps().into_iter().enumerate() {
             if at.is_some_and(|x| !self.column_exists(x, tap)) {
                 continue;
@@ -315,9 +320,9 @@ impl Depthwise {
             );
             let value = format!("*(const {kind} *)({from})");
             t.line(if self.reduce {
-                format!("w{i} = {kind}_fma(d, {value}, w{i});")
+                fused(&format!("w{i}"), "d", &value)
             } else {
-                format!("s = {kind}_fma(w{i}, {value}, s);")
+                fused("s", &format!("w{i}"), &value)
             });
         }
         if !self.reduce {
