@@ -90,8 +90,12 @@ def test_hermite_polynomials_of_every_degree(function, dtype):
     for call, *operands in cases:
         found, expected = compiled(call, *operands), call(*operands)
         assert found.dtype == expected.dtype
-        # Kernels may round a product and a sum once.
-        rtol = 1e3 * torch.finfo(dtype).eps
+        # Eager rounds a product and a sum once, and kernels each of them. Beyond the largest
+        # number, kernels then subtract infinities.
+        rtol, largest = 1e3 * torch.finfo(dtype).eps, torch.finfo(dtype).max
+        is_near = expected.abs() > largest / 100
+        assert (found.isnan() | (found.abs() > largest / 200))[is_near].all()
+        found, expected = found.masked_fill(is_near, 0), expected.masked_fill(is_near, 0)
         torch.testing.assert_close(found, expected, rtol=rtol, atol=0, equal_nan=True)
 
 
