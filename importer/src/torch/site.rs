@@ -369,24 +369,39 @@ impl Site<'_, '_> {
     }
 
     /// The seed, and a number that tells this place of the model from others that draw.
-    pub fn random_place(&mut self) -> (ContainerId, i64) {
+    ///
+    /// # Errors
+    /// If an operator has more places than have numbers.
+    pub fn random_place(&mut self) -> Result<(ContainerId, i64), RuleError> {
+        let n_places = self.random.n_places.entry(self.node.draw).or_insert(0);
+        if self.node.draw.is_some() && *n_places == PLACES {
+            return Err(RuleError::Unsupported(format!(
+                "more than {PLACES} random places"
+            )));
+        }
+        let place = self.node.draw.unwrap_or(0) * PLACES + *n_places;
+        *n_places += 1;
         let graph = &mut *self.builder.graph;
         let seed = *self.random.seed.get_or_insert_with(|| {
             let seed = graph.add_transient("seed", DType::I64, vec![]);
             graph.container_mut(seed).lifetime = graph::Lifetime::Input;
             seed
         });
-        let n_places = self.random.n_places.entry(self.node.draw).or_insert(0);
-        let place = self.node.draw.unwrap_or(0) * PLACES + *n_places;
-        *n_places += 1;
-        (seed, place)
+        Ok((seed, place))
     }
 
     /// A uniform random number in [0, 1) for each element of a result of shape `shape`, the same along
     /// dimensions of size 1, as an expression. Its key is read from the seed, input `seed_input` of the operator.
     /// Keys are made as in the operator `dropout`.
-    pub fn uniform(&mut self, shape: &[SymExpr], seed_input: usize) -> (Expr, ContainerId) {
-        let (seed, place) = self.random_place();
+    ///
+    /// # Errors
+    /// As [`Site::random_place`].
+    pub fn uniform(
+        &mut self,
+        shape: &[SymExpr],
+        seed_input: usize,
+    ) -> Result<(Expr, ContainerId), RuleError> {
+        let (seed, place) = self.random_place()?;
         let key = Expr::In(seed_input).add(Expr::int(place << 32));
         let mut at = SymExpr::constant(0);
         let wide = shape.iter().enumerate();
@@ -394,7 +409,7 @@ impl Site<'_, '_> {
             at = at * size.clone() + element_index(d);
         }
         let uniform = Expr::Uniform(key.into(), Expr::Index(at).into());
-        (uniform, seed)
+        Ok((uniform, seed))
     }
 }
 

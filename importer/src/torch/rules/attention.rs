@@ -49,7 +49,7 @@ fn attention(s: &mut Site) -> Results {
     inputs.push(s.optional_tensor("attn_mask")?);
     let p = s.float_or("dropout_p", 0.0)?;
     if p > 0.0 {
-        let (seed, place) = s.random_place();
+        let (seed, place) = s.random_place()?;
         a.insert("dropout".into(), Attr::Float(p));
         a.insert("id".into(), Attr::Int(place));
         inputs.push(Some(seed));
@@ -82,7 +82,7 @@ pub(super) fn dropped(
     p: f64,
     mask: bool,
 ) -> Result<Vec<ContainerId>, RuleError> {
-    let (seed, place) = s.random_place();
+    let (seed, place) = s.random_place()?;
     let a = attrs([
         ("p", Attr::Float(p)),
         ("id", Attr::Int(place)),
@@ -120,7 +120,7 @@ fn feature_dropout(s: &mut Site) -> Results {
         .skip(2)
         .for_each(|size| *size = SymExpr::constant(1));
     let dtype = s.builder.dtype(x);
-    let (uniform, seed) = s.uniform(&shape, 1);
+    let (uniform, seed) = s.uniform(&shape, 1)?;
     let kept = Expr::binary(Binary::Ge, uniform, Expr::float(p));
     let scaled = Expr::In(0).mul(Expr::float(if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 }));
     let expr = Expr::select(kept, scaled, Expr::float(0.0));
@@ -130,7 +130,7 @@ fn feature_dropout(s: &mut Site) -> Results {
 fn bernoulli(s: &mut Site) -> Results {
     let (x, p) = (s.subject()?, s.float("p")?);
     let (shape, dtype) = (s.builder.shape(x), s.out_dtype(0));
-    let (uniform, seed) = s.uniform(&shape, 1);
+    let (uniform, seed) = s.uniform(&shape, 1)?;
     let drawn = Expr::binary(Binary::Lt, uniform, Expr::float(p));
     let expr = Expr::select(drawn, Expr::float(1.0), Expr::float(0.0));
     Ok(vec![Some(s.elementwise(expr, &[x, seed], dtype)?)])
@@ -144,14 +144,14 @@ fn drawn(s: &mut Site, expr: Expr, seed: ContainerId) -> Results {
 }
 
 fn uniform(s: &mut Site) -> Results {
-    let (uniform, seed) = s.uniform(&s.out_shape(0), 1);
+    let (uniform, seed) = s.uniform(&s.out_shape(0), 1)?;
     drawn(s, uniform, seed)
 }
 
 /// `√(−2·ln(1 − u))·cos(2π·v)` of two uniform numbers (Box and Muller, 1958).
 fn normal(s: &mut Site) -> Results {
     let shape = s.out_shape(0);
-    let ((u, seed), (v, _)) = (s.uniform(&shape, 1), s.uniform(&shape, 1));
+    let ((u, seed), (v, _)) = (s.uniform(&shape, 1)?, s.uniform(&shape, 1)?);
     let radius = Expr::float(1.0).sub(u).log().mul(Expr::float(-2.0)).sqrt();
     let angle = v.mul(Expr::float(std::f64::consts::TAU));
     drawn(s, radius.mul(angle.cos()), seed)
