@@ -107,8 +107,7 @@ impl ValueText<'_> {
             Op::Unary(f, a) => scalar::unary(*f, &of(a), self.values.get(*a).dtype),
             // Fused with a sum, a product would differ from the same one elsewhere, such as a row's maximum.
             Op::Binary(Binary::Mul, d, a, b) if d.is_float() => {
-                let suffix = if *d == DType::F64 { "_f64" } else { "" };
-                format!("sh_mul{suffix}({}, {})", of(a), of(b))
+                format!("sh_mul{}({}, {})", scalar::prelude_suffix(*d), of(a), of(b))
             }
             Op::Binary(f, d, a, b) => scalar::binary(*f, &of(a), &of(b), *d),
             Op::Select(c, a, b) => format!("({} ? {} : {})", of(c), of(a), of(b)),

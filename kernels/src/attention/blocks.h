@@ -1,5 +1,5 @@
 typedef float NAME_v __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
-FUSED
+FUNCTIONS
 
 /* c[M, N] = a·b or, with `add`, c + a·b: element (m, k) of a is at m·row + k·column, rows of b and c are contiguous. */
 static inline __attribute__((always_inline)) void NAME_tile(
@@ -19,7 +19,7 @@ static inline __attribute__((always_inline)) void NAME_tile(
     for (int i = 0; i < n_rows; ++i)
 #pragma GCC unroll 16
       for (int j = 0; j < n_vectors; ++j)
-        sums[i][j] = NAME_v_fma(a[i * row + k * column] - (NAME_v){0}, columns[j], sums[i][j]);
+        sums[i][j] = NAME_v_fma(NAME_v_all(a[i * row + k * column]), columns[j], sums[i][j]);
   }
 #pragma GCC unroll 16
   for (int i = 0; i < n_rows; ++i)

@@ -16,7 +16,7 @@
 //! Formulas: `ops::attention_lse`. No two threads add to the same element and the order of all sums is fixed, so
 //! results do not depend on the number of threads. Never decides which nodes stay whole.
 
-use crate::contraction::text::fused;
+use crate::contraction::text::vector_functions;
 use crate::emit::scalar::c_type;
 use graph::philox::Dropout;
 use graph::{DType, View};
@@ -315,8 +315,8 @@ impl Attention {
         let [seed, uniform] = self.seed_words(first);
         let mut words = vec![
             (
-                "FUSED".to_string(),
-                fused("NAME_v", "float", self.vector_bytes),
+                "FUNCTIONS".to_string(),
+                vector_functions("NAME_v", "float", self.vector_bytes),
             ),
             ("VECTOR_BYTES".into(), number(self.vector_bytes)),
             ("LANES".into(), number(self.lanes())),

@@ -206,7 +206,7 @@ impl MicroKernel {
                 None => off.to_string(),
             };
             t.line(format!(
-                "{{ const {vf} s = ap[{at}] - ({vf}){{0}}; {} }}",
+                "{{ const {vf} s = {vf}_all(ap[{at}]); {} }}",
                 fma.join(" ")
             ));
         }

@@ -137,18 +137,19 @@ pub fn preamble(vector: Vector) -> String {
     let (name, element) = (vector.c_type(), vector.element);
     let guard = name.to_uppercase();
     let (bytes, aligned, number) = (vector.bytes(), element.bytes(), element.c_type());
-    let fused = fused(&name, number, bytes);
+    let functions = vector_functions(&name, number, bytes);
     format!(
         "#include <string.h>\n#ifndef SHORTHAUL_{guard}\n#define SHORTHAUL_{guard}\n\
-         typedef {number} {name} __attribute__((vector_size({bytes}), aligned({aligned}), may_alias));\n{fused}#endif\n\
+         typedef {number} {name} __attribute__((vector_size({bytes}), aligned({aligned}), may_alias));\n{functions}#endif\n\
          #ifndef SHORTHAUL_MINMAX\n#define SHORTHAUL_MINMAX\n\
          static inline long shl_min(long a, long b) {{ return a < b ? a : b; }}\n\
          static inline long shl_max(long a, long b) {{ return a > b ? a : b; }}\n#endif\n"
     )
 }
 
-/// `{name}_fma(a, b, c)` for vectors of type `name`: a·b + c, rounded once where the processor can.
-pub fn fused(name: &str, number: &str, bytes: i64) -> String {
+/// For vectors of type `name`: `{name}_all(x)`, whose numbers are all `x`, and `{name}_fma(a, b, c)`, which is a·b + c,
+/// rounded once where the processor can.
+pub fn vector_functions(name: &str, number: &str, bytes: i64) -> String {
     let (kind, scalar, fast) = match number {
         "double" => ("pd", "fma", "FMA"),
         _ => ("ps", "fmaf", "FMAF"),
@@ -158,8 +159,11 @@ pub fn fused(name: &str, number: &str, bytes: i64) -> String {
         32 => ("FMA", format!("vfmadd{kind}256(a, b, c)")),
         _ => ("FMA", format!("vfmadd{kind}(a, b, c)")),
     };
+    let head = "static inline __attribute__((always_inline, unused))";
+    // x − 0 is x, but −0 + 0 is 0.
     format!(
-        "static inline __attribute__((always_inline, unused)) {name} {name}_fma({name} a, {name} b, {name} c) {{\n\
+        "{head} {name} {name}_all({number} x) {{ return x - ({name}){{0}}; }}\n\
+         {head} {name} {name}_fma({name} a, {name} b, {name} c) {{\n\
          #if defined(__clang__)\n\
          #pragma clang fp contract(fast)\n\
          return a*b + c;\n\

@@ -156,7 +156,8 @@ pub fn unary(f: Unary, a: &str, of: DType) -> String {
     }
 }
 
-fn prelude_suffix(of: DType) -> &'static str {
+/// What ends the names of the prelude's functions of a type.
+pub fn prelude_suffix(of: DType) -> &'static str {
     if of == DType::F64 { "_f64" } else { "" }
 }
 

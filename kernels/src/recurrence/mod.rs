@@ -11,7 +11,7 @@ mod products;
 mod statements;
 mod steps;
 
-use crate::contraction::text::fused;
+use crate::contraction::text::vector_functions;
 use crate::emit::scalar;
 use graph::{Cell, CellGradient, DType, Expr};
 pub(crate) use statements::NotReal;
@@ -273,7 +273,7 @@ impl Recurrence {
             "typedef {real} {name}_v __attribute__((vector_size({}), aligned({}), may_alias));\n{}",
             self.vector_bytes,
             self.bytes(),
-            fused(&format!("{name}_v"), real, self.vector_bytes)
+            vector_functions(&format!("{name}_v"), real, self.vector_bytes)
         );
         let body = match &self.step {
             Step::Forward { cell, .. } => self.forward(name, cell)?,

@@ -23,7 +23,7 @@ impl Recurrence {
             let at = r * depth;
             let _ = writeln!(
                 text,
-                "    const {name}_v x{r} = x[{at} + k] - ({name}_v){{0}};\n    \
+                "    const {name}_v x{r} = {name}_v_all(x[{at} + k]);\n    \
                  a{r} = {name}_v_fma(x{r}, u, a{r}); b{r} = {name}_v_fma(x{r}, v, b{r});"
             );
         }

@@ -575,6 +575,7 @@ static void sh_run(sh_launch *l, void (*kernel)(const sh_arg *)) {
     sh_run_block(random);
   }
 }
+
 /* The host's compiler is told to fuse nothing. */
 SH_FN float sh_mul(float a, float b) { return a * b; }
 SH_FN double sh_mul_f64(double a, double b) { return a * b; }
