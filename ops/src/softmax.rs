@@ -242,6 +242,7 @@ impl Op for SoftmaxGradient {
             return Ok(());
         };
         let space = IndexSpace::over(&ty.shape);
+        // A sum of 16-bit gradients may be beyond their largest number.
         let sum = builder.transient("sum", ty.dtype.arithmetic(), &without(&ty.shape, axis));
         self.sum_over_row(builder, (dy, y, sum), (&space, axis));
         let at = space.indices();

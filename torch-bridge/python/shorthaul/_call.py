@@ -133,7 +133,7 @@ class Call:
             copied=self.kept,
         )
 
-    def __call__(self, region: Region, inputs, seed: Seed | None = None):
+    def __call__(self, region: Region, inputs, seed: Seed):
         if _recorders:
             for recorder in _recorders:
                 recorder.append(self)
@@ -154,7 +154,7 @@ class Call:
         for i in self.kept:
             tensors[i] = tensors[i].clone()
         if program.uses_seed:
-            tensors.append((seed or Seed()).on(program.place))
+            tensors.append(seed.on(program.place))
         if self.counts_threads:
             program.native.use_threads(torch.get_num_threads())
         outputs, state = _autograd.run(program, tensors, self.is_differentiable)

@@ -67,8 +67,8 @@ def _cubic(n_in: int, n_out: int, align_corners: bool, scale) -> Taps:
     return taps
 
 
-def _nearest(n_in: int, n_out: int, scale) -> Taps:
-    """Where a size doubles, each element is repeated twice, whatever the factor."""
+def nearest(n_in: int, n_out: int, scale) -> Taps:
+    """As eager in two dimensions: copied or repeated twice where a size stays or doubles."""
     if n_out in (n_in, 2 * n_in):
         return [(torch.arange(n_out) // (n_out // n_in), None)]
     return _nearest_at(0.0, n_in, n_out, scale)
@@ -89,7 +89,7 @@ def _nearest_at(offset: float, n_in: int, n_out: int, scale) -> Taps:
     return [(at.to(torch.int64).clamp(max=n_in - 1), None)]
 
 
-def _interpolated(make: Callable[..., Taps]):
+def interpolated(make: Callable[..., Taps]):
     """Interpolation itself, for operators that take one position each."""
 
     def rule(x, output_size, *scales):
@@ -201,12 +201,12 @@ def _cdist(dy, x1, x2, p, distances):
 
 
 RULES = {
-    aten._upsample_nearest_exact1d.default: _interpolated(_nearest_exact),
-    aten._upsample_nearest_exact2d.default: _interpolated(_nearest_exact),
-    aten._upsample_nearest_exact3d.default: _interpolated(_nearest_exact),
-    aten.upsample_nearest1d.default: _interpolated(_nearest_of_factor),
-    aten.upsample_nearest2d.default: _interpolated(_nearest),
-    aten.upsample_nearest3d.default: _interpolated(_nearest_of_factor),
+    aten._upsample_nearest_exact1d.default: interpolated(_nearest_exact),
+    aten._upsample_nearest_exact2d.default: interpolated(_nearest_exact),
+    aten._upsample_nearest_exact3d.default: interpolated(_nearest_exact),
+    aten.upsample_nearest1d.default: interpolated(_nearest_of_factor),
+    aten.upsample_nearest2d.default: interpolated(nearest),
+    aten.upsample_nearest3d.default: interpolated(_nearest_of_factor),
     aten._adaptive_avg_pool2d_backward.default: _adaptive_avg_pool(2),
     aten._adaptive_avg_pool3d_backward.default: _adaptive_avg_pool(3),
     aten._cdist_backward.default: _cdist,
@@ -226,10 +226,10 @@ RULES = {
     aten.upsample_bicubic2d_backward.default: _interpolation(_cubic, 2, True),
     aten.upsample_bilinear2d_backward.default: _interpolation(_linear, 2, True),
     aten.upsample_linear1d_backward.default: _interpolation(_linear, 1, True),
-    aten.upsample_nearest1d_backward.default: _interpolation(_nearest, 1, False),
-    aten.upsample_nearest2d_backward.default: _interpolation(_nearest, 2, False),
-    aten.upsample_nearest3d_backward.default: _interpolation(_nearest, 3, False),
+    aten.upsample_nearest1d_backward.default: _interpolation(nearest, 1, False),
+    aten.upsample_nearest2d_backward.default: _interpolation(nearest, 2, False),
+    aten.upsample_nearest3d_backward.default: _interpolation(nearest, 3, False),
     aten.upsample_trilinear3d_backward.default: _interpolation(_linear, 3, True),
 }
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "interpolated", "nearest"]

@@ -13,6 +13,7 @@ from torch import sym_int
 from torch._decomp import decomposition_table
 
 from ._decomposed_elements import with_zero_slope
+from ._decomposed_image_gradients import interpolated, nearest
 
 aten = torch.ops.aten
 
@@ -193,15 +194,8 @@ def upsample_nearest2d(x, output_size, scale_factors):
     """
     if scale_factors is None or not any(1 < factor < 3 for factor in scale_factors):
         return decomposition_table[aten.upsample_nearest2d.vec](x, output_size, scale_factors)
-    for dim, factor in zip((2, 3), scale_factors, strict=True):
-        n_in = x.shape[dim]
-        n_out = sym_int(n_in * factor)
-        step = 1 / factor
-        if n_out in (n_in, 2 * n_in):
-            step = 1.0 if n_out == n_in else 0.5
-        at = (torch.arange(n_out, dtype=torch.float32, device=x.device) * step).floor()
-        x = x.index_select(dim, at.to(torch.int64).clamp(max=n_in - 1))
-    return x
+    sizes = [sym_int(n * factor) for n, factor in zip(x.shape[2:], scale_factors, strict=True)]
+    return interpolated(nearest)(x, sizes, *scale_factors)
 
 
 def max_pool_backward(dy, x, *window_and_indices):

@@ -9,7 +9,6 @@ position among the graph's random operators.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 import torch
 from torch import fx
@@ -48,35 +47,28 @@ def may_draw(node: fx.Node) -> bool:
     if node.op not in ("call_function", "call_method"):
         return False
     name = name_of(node)
-    if not _RANDOM.search(name):
+    if not _RANDOM.search(name) or is_idle_dropout(node):
         return False
-    if name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"):
-        p, is_on = _argument(node, 1, ("p",), 0.5), _argument(node, 2, ("training", "train"), True)
-        return p != 0 and is_on is not False
     if name == "scaled_dot_product_attention":
-        return _argument(node, 4, ("dropout_p",), 0.0) != 0
+        names = ("query", "key", "value", "attn_mask", "dropout_p")
+        given = dict(zip(names, node.args, strict=False)) | node.kwargs
+        return given.get("dropout_p", 0.0) != 0
     return True
 
 
-def _argument(node: fx.Node, position: int, names: Sequence[str], default):
-    if position < len(node.args):
-        return node.args[position]
-    return next((node.kwargs[name] for name in names if name in node.kwargs), default)
+def is_idle_dropout(node: fx.Node) -> bool:
+    """Whether a node is a dropout that is turned off, or drops nothing."""
+    if "dropout" not in name_of(node):
+        return False
+    given = {"p": 0.5, "training": True}
+    given |= dict(zip(("x", "p", "training", "inplace"), node.args, strict=False)) | node.kwargs
+    is_on = given["training"] is not False and given.get("train") is not False
+    return not is_on or (type(given["p"]) in (int, float) and given["p"] == 0)
 
 
 def draw_of(traced: fx.Node, target: str) -> int | None:
     """The number of the operator that a traced node comes from, if ``target`` may draw."""
     return (traced.meta.get("custom") or {}).get(DRAW) if _RANDOM.search(target) else None
-
-
-def has_draws(document: dict) -> bool:
-    """Whether a captured graph draws random numbers."""
-    return any(_draws(node["args"]) for node in document["nodes"] if node.get("draw") is not None)
-
-
-def _draws(args: dict) -> bool:
-    is_on = all(args.get(name) is not False for name in ("train", "training"))
-    return is_on and all(args.get(name) != 0 for name in ("p", "dropout_p", "dropout"))
 
 
 class Seed:
@@ -96,4 +88,4 @@ class Seed:
         return self.drawn[place.device]
 
 
-__all__ = ["DRAW", "Seed", "draw_of", "has_draws", "may_draw", "number_draws"]
+__all__ = ["DRAW", "Seed", "draw_of", "is_idle_dropout", "may_draw", "number_draws"]

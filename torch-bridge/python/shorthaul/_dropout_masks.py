@@ -70,6 +70,11 @@ def places(document: dict) -> list[tuple[int, float, float]] | None:
     return found
 
 
+def draws(document: dict) -> bool:
+    """Whether a captured graph draws random numbers."""
+    return places(document) != []
+
+
 def uniform(key: int, n: int) -> torch.Tensor:
     """The first ``n`` uniform numbers in [0, 1) under a key, in float32."""
     # Products of 64 bits wrap around, which leaves their bits as they are.
@@ -123,4 +128,4 @@ _DIFFERS = (
     "would be wrong; call the original module for it"
 )
 
-__all__ = ["Masks", "places", "uniform"]
+__all__ = ["Masks", "draws", "places", "uniform"]

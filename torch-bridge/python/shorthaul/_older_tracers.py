@@ -36,6 +36,7 @@ from torch._dynamo.variables.user_defined import (
 )
 from torch._guards import Source
 
+from ._draws import is_idle_dropout
 from ._nodes import storage_of
 from ._pytorch_names import REPLACED, WRAPS_ERRORS, PassingError, unimplemented
 from ._pytorch_version import VERSION
@@ -202,12 +203,8 @@ def drop_idle_dropouts(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.target not in (torch.nn.functional.dropout, torch.dropout) or not node.args:
             continue
-        names = ("x", "p", "training", "inplace")
-        given = {"p": 0.5, "training": True, **dict(zip(names, node.args, strict=False))}
-        given |= node.kwargs
         operand = node.args[0]
-        is_idle = given["training"] is False or (type(given["p"]) is float and given["p"] == 0.0)
-        if is_idle and storage_of(node) != storage_of(operand):
+        if is_idle_dropout(node) and storage_of(node) != storage_of(operand):
             node.replace_all_uses_with(operand)
             graph.erase_node(node)
 

@@ -20,12 +20,12 @@ from torch import fx
 from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
 from torch._subclasses import FakeTensor, FakeTensorMode
 
-from . import _autocast, _native
+from . import _autocast, _dropout_masks, _native
 from ._background import start_compiling
 from ._call import Call, is_recorded
 from ._capture import Captured, capture
 from ._custom_functions import CustomResult, refused
-from ._draws import Seed, has_draws
+from ._draws import Seed
 from ._errors import (
     CaptureError,
     CompileError,
@@ -108,7 +108,7 @@ class Region:
         self.is_random = False
         self.lock = threading.RLock()
 
-    def __call__(self, *inputs, seed: Seed | None = None):
+    def __call__(self, *inputs, seed: Seed):
         if FakeTensor in map(type, inputs):
             # An outer tool asks for shapes; there are no elements to compute with.
             return self.body.forward(*inputs)
@@ -324,7 +324,7 @@ class Region:
                 raise Refused.of_node(function.interpreter.stopped_at, error) from error
 
     def _compile_captured(self, captured: Captured, place, inputs) -> Call | Pending:
-        self.is_random = self.is_random or has_draws(captured.document)
+        self.is_random = self.is_random or _dropout_masks.draws(captured.document)
         grad = _records_history()
         requires_grad = []
         for spec in captured.inputs:
@@ -422,7 +422,7 @@ class Pending:
         self.program = program
         self.call_of = call_of
 
-    def __call__(self, region: Region, inputs, seed: Seed | None = None):
+    def __call__(self, region: Region, inputs, seed: Seed):
         if not self.program.done() and not region.may_run_again():
             return region.body.forward(*inputs)
         call = region.settle(self)
