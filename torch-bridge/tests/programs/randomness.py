@@ -248,4 +248,5 @@ def masks_repeat_between_gradient_modes(wrap):
         with torch.no_grad():
             without = m(torch.ones(16, 8))
         seen += [torch.equal(a, b) for a, b in zip(with_gradient, without, strict=True)]
+        seen.append(with_gradient[0].unique())
     return seen
