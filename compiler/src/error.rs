@@ -87,8 +87,14 @@ pub enum CompileError {
 impl CompileError {
     /// Whether it is a defect of Shorthaul, and not of what it was given or of the machine.
     pub fn is_internal(&self) -> bool {
-        let is_circle = matches!(self, CompileError::Fuse(fusion::FuseError::Circle { .. }));
-        is_circle || matches!(self, CompileError::Broken { .. })
+        use cuda_kernels::{CudaError, nvrtc::NvrtcError};
+        matches!(
+            self,
+            CompileError::Fuse(fusion::FuseError::Circle { .. })
+                | CompileError::Broken { .. }
+                | CompileError::Nvrtc(NvrtcError::Refused { .. })
+                | CompileError::Cuda(CudaError::Load { .. } | CudaError::SharedMemory { .. })
+        )
     }
 }
 

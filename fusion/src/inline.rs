@@ -454,7 +454,7 @@ pub fn simplify_expressions(graph: &Graph, tasklet: &mut Tasklet) {
 }
 
 /// Merges equal inputs and drops unused ones.
-fn tidy_inputs(tasklet: &mut Tasklet) {
+pub(crate) fn tidy_inputs(tasklet: &mut Tasklet) {
     let data = |m: &Memlet| -> Vec<usize> {
         let at = |i: &Index| match i {
             Index::Data(d) => Some(*d),

@@ -18,6 +18,7 @@ mod inline;
 mod join;
 mod parts;
 mod recompute;
+mod row_values;
 mod traffic;
 mod unit;
 mod view;
@@ -140,6 +141,7 @@ pub fn fuse(expanded: Fused, target: Target, recipe: &Recipe) -> Result<Fused, F
     let mut kernels = group::group(&mut graph, nodes, target, recipe, &mut decisions)?;
     if target == Target::Cpu {
         kernels = join::join(&mut graph, kernels, recipe, &mut decisions);
+        row_values::keep(&mut graph, &mut kernels);
     }
     graph.last_state().nodes = kernels;
     Ok(Fused { graph, decisions })

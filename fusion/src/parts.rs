@@ -7,7 +7,8 @@
 //! Legal when along one parameter each part covers a range, the ranges cover all of it once, and no part reads zeros
 //! for another reason: then all terms of a sum but one are zero. Done if only contractions, and sums over most of it
 //! (the gradient of a bias), read the whole. It is stored in either form then, and copies read each element once,
-//! without conditions. They also let the parts be written where they belong, see [`join`](crate::join).
+//! without conditions. They also let the parts be written where they belong, see [`join`](crate::join). Done for
+//! [many](MANY) parts whoever reads the whole, since each element would ask which of them it is in.
 
 use crate::unit::{bytes, constant, is_contraction, unit};
 use graph::range::{Ranges, index_range};
@@ -19,7 +20,11 @@ use graph::{
 /// A reader sums over most of a value if it writes at most one byte for this many bytes of the value.
 const SUMMED: i64 = 16;
 
-/// Rewrites the sums of parts that only contractions, and sums over most of them, read. Returns whether there was one.
+/// Parts for which asking where an element lies takes longer than storing it and reading it again.
+const MANY: usize = 6;
+
+/// Rewrites the sums of many parts, and those that only contractions, and sums over most of them, read. Returns
+/// whether there was one.
 pub(crate) fn separate(graph: &Graph, nodes: &mut [Node]) -> bool {
     let mut found = false;
     for at in 0..nodes.len() {
@@ -33,7 +38,8 @@ pub(crate) fn separate(graph: &Graph, nodes: &mut [Node]) -> bool {
         };
         let readers = || nodes.iter().filter(|n| n.reads().contains(&whole));
         let multiplied = readers().any(is_contraction);
-        if is_returned || !multiplied || !readers().all(|n| is_contraction(n) || sums(n)) {
+        let stays = is_returned || !multiplied || !readers().all(|n| is_contraction(n) || sums(n));
+        if stays && copies.len() < MANY {
             continue;
         }
         nodes[at].kind = NodeKind::Map(Map {
@@ -266,6 +272,48 @@ mod tests {
         assert!(!separated(["6, 2", "6, 4", "6, 6"], scaled, PRODUCT));
         let ones = sum_of("%a[i, k | 1.0]", "%b[i, k - 2 | 0.0]");
         assert!(!separated(["6, 2", "6, 4", "6, 6"], &ones, PRODUCT));
+    }
+
+    #[test]
+    fn many_parts_are_copied_whoever_reads_them() {
+        let names = ["a", "b", "c", "d", "e", "f"];
+        let separated = |n: usize| {
+            let inputs = names[..n].iter().enumerate();
+            let inputs: Vec<_> = inputs
+                .map(|(k, name)| format!("%{name}[i, k - {} | 0.0]", 2 * k))
+                .collect();
+            let sum: Vec<_> = (0..n).map(|k| format!("${k}")).collect();
+            let sum = format!(
+                "map [i < 3, k < {}] {{ tasklet %s[i, k] = {} from {} }}",
+                2 * n,
+                sum.join(" + "),
+                inputs.join(", ")
+            );
+            let reader = format!(
+                "map [i < 3, k < {}] {{ tasklet %y[i, k] = 2.0 * $0 from %s[i, k] }}",
+                2 * n
+            );
+            let parts: Vec<_> = names[..n]
+                .iter()
+                .map(|a| format!("%{a}: f32[3, 2] input"))
+                .collect();
+            let containers = format!(
+                "{}\n%s: f32[3, {w}]\n%y: f32[3, {w}]",
+                parts.join("\n"),
+                w = 2 * n
+            );
+            for outputs in ["%y", "%s, %y"] {
+                let mut graph = graph(&containers, &format!("{sum}\n{reader}"), outputs);
+                let before = results(&graph);
+                let mut nodes: Vec<Node> = std::mem::take(&mut graph.last_state().nodes);
+                assert_eq!(separate(&graph, &mut nodes), n >= super::MANY, "{n}");
+                graph.last_state().nodes = nodes;
+                graph::verify(&graph).unwrap_or_else(|e| panic!("{e:?}\n{graph}"));
+                assert_eq!(before, results(&graph), "{graph}");
+            }
+        };
+        separated(5);
+        separated(6);
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! C text of loops that need the order of an axis: running sums, and the first elements by size.
 //!
 //! Each thread takes rows of the axis; no row depends on another, so results do not depend on the number of threads.
-//! Running sums of floats are kept in 64 bits, as `torch.cumsum` keeps them on a CPU. If few first elements are
-//! asked for, each is inserted into a sorted list; otherwise a stable merge sort finds them. Meaning:
-//! `ops::cumsum`, `ops::topk`.
+//! Running sums of floats are kept in 64 bits, and those of 16-bit floats in 32, as `torch.cumsum` keeps them on a
+//! CPU. If few first elements are asked for, each is inserted into a sorted list; otherwise a stable merge sort finds
+//! them. 16-bit floats are compared as f32, which holds each of them. Meaning: `ops::cumsum`, `ops::topk`.
 //! Never decides which nodes stay whole.
 
-use crate::emit::scalar::c_type;
+use crate::emit::scalar::{c_type, cast};
 use graph::DType;
 
 /// Elements that are always inserted one by one.
@@ -46,9 +46,10 @@ impl Along {
 
     /// Running sums from buffer 0 into buffer 1, of type `into`.
     pub(crate) fn running_sums(&self, name: &str, into: DType, reverse: bool) -> String {
-        let (from, sum) = match self.dtype.is_float() {
-            true => (c_type(self.dtype), "double"),
-            false => (c_type(self.dtype), "unsigned long"),
+        let sum = match self.dtype {
+            DType::F16 | DType::BF16 => "float",
+            dtype if dtype.is_float() => "double",
+            _ => "unsigned long",
         };
         let (outer, n, inner) = (self.outer, self.n, self.inner);
         let width = inner.min(16);
@@ -57,8 +58,13 @@ impl Along {
             true => format!("{} - k", n - 1),
             false => "k".into(),
         };
+        let element = cast("x[here + l]", self.dtype, self.dtype.arithmetic());
         // Sums of integers wrap, as in PyTorch.
-        let signed = if self.dtype.is_float() { "" } else { "(long)" };
+        let result = match into {
+            DType::F16 | DType::BF16 => cast("sums[l]", DType::F32, into),
+            into if into.is_float() => format!("({})sums[l]", c_type(into)),
+            into => format!("({})(long)sums[l]", c_type(into)),
+        };
         format!(
             "void {name}(void *const *buf, void *scratch, long tid, long nt) {{
   const {from} *restrict const x = (const {from} *)buf[0] + {offset};
@@ -71,13 +77,14 @@ impl Along {
     for (long k = 0; k < {n}; ++k) {{
       const long here = at + ({place}) * {inner};
       for (long l = 0; l < w; ++l) {{
-        sums[l] += x[here + l];
-        y[here + l] = ({into}){signed}sums[l];
+        sums[l] += {element};
+        y[here + l] = {result};
       }}
     }}
   }}
 }}
 ",
+            from = c_type(self.dtype),
             into = c_type(into),
             offset = self.offset,
             units = outer * columns,
@@ -91,6 +98,11 @@ impl Along {
         first.k <= FEW || (first.k <= MOST && first.k * first.k <= 2 * self.n)
     }
 
+    /// The type in which elements are compared.
+    fn key(&self) -> DType {
+        self.dtype.arithmetic()
+    }
+
     /// Bytes that each thread needs for the first elements.
     pub(crate) fn sort_bytes(&self, first: First) -> usize {
         let n = if self.is_few(first) {
@@ -98,7 +110,7 @@ impl Along {
         } else {
             2 * self.n
         };
-        (n * (self.dtype.bytes() as i64 + 4)) as usize + 64
+        (n * (self.key().bytes() as i64 + 4)) as usize + 64
     }
 
     /// Number of comparisons that find the first elements of all rows.
@@ -112,7 +124,7 @@ impl Along {
 
     /// The first elements of buffer 0 along the axis into buffer 1, their positions into buffer 2.
     pub(crate) fn first_elements(&self, name: &str, first: First) -> String {
-        let real = c_type(self.dtype);
+        let (stored, real) = (c_type(self.dtype), c_type(self.key()));
         let (better, nan) = match first.largest {
             true => ("a > b", "a != a && b == b"),
             false => ("a < b", "a == a && b != b"),
@@ -130,33 +142,40 @@ impl Along {
         format!(
             "static inline int {name}_before({real} a, {real} b) {{ return {before}; }}
 {helper}void {name}(void *const *buf, void *scratch, long tid, long nt) {{
-  const {real} *restrict const x = (const {real} *)buf[0] + {offset};
-  {real} *const values = ({real} *)buf[1];
+  const {stored} *restrict const x = (const {stored} *)buf[0] + {offset};
+  {stored} *const values = ({stored} *)buf[1];
   long *const positions = (long *)buf[2];
   for (long row = {rows} * tid / nt; row < {rows} * (tid + 1) / nt; ++row) {{
-    const {real} *const from = x + row / {inner} * {all} + row % {inner};
+    const {stored} *const from = x + row / {inner} * {all} + row % {inner};
     const long to = row / {inner} * {taken} + row % {inner};
 {body}    for (long i = 0; i < {k}; ++i) {{
-      values[to + i * {inner}] = key[i];
+      values[to + i * {inner}] = {value};
       positions[to + i * {inner}] = at[i];
     }}
   }}
 }}
 ",
+            value = cast("key[i]", self.key(), self.dtype),
             rows = self.outer * inner,
             all = n * inner,
             taken = k * inner,
         )
     }
 
+    /// Element `i` of a row, as it is compared.
+    fn element(&self) -> String {
+        cast(&format!("from[i * {}]", self.inner), self.dtype, self.key())
+    }
+
     fn inserted(&self, name: &str, k: i64) -> String {
-        let (real, n, inner) = (c_type(self.dtype), self.n, self.inner);
+        let (real, n) = (c_type(self.key()), self.n);
+        let element = self.element();
         format!(
             "    {real} *const key = ({real} *)scratch;
     int *const at = (int *)(key + {k});
     long count = 0;
     for (long i = 0; i < {n}; ++i) {{
-      const {real} own = from[i * {inner}];
+      const {real} own = {element};
       if (count == {k} && !{name}_before(own, key[{k} - 1])) continue;
       long j = count < {k} ? count++ : {k} - 1;
       for (; j > 0 && {name}_before(own, key[j - 1]); --j) {{ key[j] = key[j - 1]; at[j] = at[j - 1]; }}
@@ -168,11 +187,11 @@ impl Along {
     }
 
     fn sorted(&self, name: &str) -> String {
-        let (real, n, inner) = (c_type(self.dtype), self.n, self.inner);
+        let (real, n, element) = (c_type(self.key()), self.n, self.element());
         format!(
             "    {real} *key = ({real} *)scratch;
     int *at = (int *)(key + 2 * {n});
-    for (long i = 0; i < {n}; ++i) {{ key[i] = from[i * {inner}]; at[i] = (int)i; }}
+    for (long i = 0; i < {n}; ++i) {{ key[i] = {element}; at[i] = (int)i; }}
     if ({name}_sort(key, at, {n})) {{ key += {n}; at += {n}; }}
 "
         )

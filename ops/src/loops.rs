@@ -39,7 +39,6 @@ fn is_loop(graph: &Graph, library: &Library) -> bool {
         .flatten()
         .map(|id| graph.container(*id).dtype);
     let is_float = |dtype: DType| matches!(dtype, DType::F32 | DType::F64);
-    let is_number = |dtype: DType| is_float(dtype) || matches!(dtype, DType::I32 | DType::I64);
     match library.op.as_str() {
         _ if !is_filled(graph, library) => false,
         "recurrence" | "recurrence_gradient" => types.all(is_float),
@@ -49,7 +48,7 @@ fn is_loop(graph: &Graph, library: &Library) -> bool {
             let is_single = |id| graph.container(id).dtype == DType::F32;
             types.all(|dtype| dtype != DType::F64) && row_sums(library).all(is_single)
         }
-        "cumsum" | "topk" => types.all(is_number) && has_long_axis(graph, library),
+        "cumsum" | "topk" => has_long_axis(graph, library),
         _ => false,
     }
 }

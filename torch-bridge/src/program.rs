@@ -11,6 +11,7 @@ use crate::listener::{Listener, detached, interruptible};
 use crate::steering;
 use compiler::CompileError;
 use compiler::attention::Operators;
+use compiler::cuda_kernels::CudaError;
 use compiler::graph::{Bindings, ContainerId, DType, Graph, Symbol};
 use compiler::importer::torch::ImportError;
 use compiler::internal_error::{InternalError, caught};
@@ -511,13 +512,17 @@ impl Failure {
                 steering::BudgetFailure::new_err(message)
             }
             Failure::Compile(CompileError::Recipe(_)) => steering::RecipeFailure::new_err(message),
+            Failure::Compile(error) if error.is_internal() => InternalFailure::new_err(message),
+            // The model is right, and PyTorch can run it on such a device.
+            Failure::Compile(CompileError::Cuda(CudaError::UnsupportedArch { .. })) => {
+                CompileFailure::new_err(message)
+            }
             Failure::Compile(CompileError::Compile(
                 kernels::Start { .. } | kernels::Cache(_) | kernels::Toolchain(_),
             ))
             | Failure::Compile(CompileError::Cuda(_) | CompileError::Nvrtc(_)) => {
                 ToolchainFailure::new_err(message)
             }
-            Failure::Compile(error) if error.is_internal() => InternalFailure::new_err(message),
             Failure::Internal(_) => InternalFailure::new_err(message),
             _ => CompileFailure::new_err(message),
         }

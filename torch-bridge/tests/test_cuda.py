@@ -194,6 +194,44 @@ def test_a_model_on_cuda_is_captured_as_on_the_cpu(model, monkeypatch):
     assert there.json.replace("cuda:0", "cpu") == here.json
 
 
+def assigned(x, i):
+    y = x.clone()
+    y[i, i] = x[0, 0]
+    return y
+
+
+#: Operators whose rules make tensors of positions or tables, applied to [6, 6] and indices.
+WITH_POSITIONS = {
+    "index_fill": lambda x, i: x.index_fill(0, i, 2.0),
+    "index_copy": lambda x, i: x.index_copy(0, i, x[:3] + 1),
+    "index_put": assigned,
+    "scatter": lambda x, i: x.scatter(1, i.expand(6, 3), x[:, :3] + 1),
+    "scatter_reduce": lambda x, i: x.scatter_reduce(1, i.expand(6, 3), x[:, :3] + 1, "amax"),
+    "take": lambda x, i: x.take(i),
+    "unfold": lambda x, i: x.unfold(0, 3, 1) + i,
+    "as_strided": lambda x, i: x.as_strided((3, 3), (2, 1)) + i,
+    "diagonal_scatter": lambda x, i: x.diagonal_scatter(x[0]) + i[0],
+    "embedding_bag": lambda x, i: F.embedding_bag(i[None], x),
+    "searchsorted": lambda x, i: torch.searchsorted(x, x) + i[0],
+    "bucketize": lambda x, i: torch.bucketize(x, x[0]) + i[0],
+    "mode": lambda x, i: x.mode(1)[0] + i[0],
+    "cummax": lambda x, i: x.cummax(1)[0] + i[0],
+    "antialias": lambda x, i: F.interpolate(x[None, None], size=3, mode="bilinear", antialias=True),
+    "multinomial": lambda x, i: torch.multinomial(x, 2) + i[0],
+}
+
+
+@pytest.mark.parametrize("name", WITH_POSITIONS)
+def test_positions_are_on_the_device_of_the_input(name, monkeypatch):
+    class Model(nn.Module):
+        def forward(self, x):
+            return WITH_POSITIONS[name](x, torch.arange(3, device=x.device))
+
+    there = captured_on_cuda(Model, (6, 6), monkeypatch)
+    here = capture(Model(), (torch.empty(6, 6),), supported=SUPPORTED)
+    assert there.json.replace("cuda:0", "cpu") == here.json
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("model", [linear, ConvNet, Attention])
 def test_what_autocast_makes_on_cuda_runs(model, dtype, monkeypatch):

@@ -346,7 +346,7 @@ def test_decompositions_that_fail_without_text():
         raise AssertionError
 
     with pytest.raises(shorthaul.CaptureError, match="cannot decompose .*: AssertionError$"):
-        _capture._decompose(SimpleNamespace(run_decompositions=fails), None)
+        _capture._decompose(SimpleNamespace(run_decompositions=fails, graph=torch.fx.Graph()), None)
 
 
 def test_a_tracer_that_fails_without_text_leaves_the_frame_to_python():

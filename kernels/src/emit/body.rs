@@ -473,7 +473,7 @@ fn c_identifier(name: &str) -> String {
         .collect();
     let generated = clean.len() > 1
         && clean.starts_with([
-            't', 'x', 'a', 'l', 'g', 'p', 's', 'b', 'u', 'h', 'o', 'v', 'w', 'c',
+            't', 'x', 'a', 'l', 'g', 'p', 's', 'b', 'u', 'h', 'o', 'v', 'w', 'c', 'r',
         ])
         && clean[1..].chars().all(|c| c.is_ascii_digit());
     let digit = clean.starts_with(|c: char| c.is_ascii_digit());

@@ -48,7 +48,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from ._bounds import Bound, DivisorBound, bounds_of, check_numbers
-from ._decompositions import is_guarded, table_without
+from ._decompositions import decomposed, is_guarded
 from ._draws import draw_of
 from ._errors import CaptureError, Refused, first_line
 from ._functionalize import Functional, FunctionalNode, Ref, functionalize, refuse_effects
@@ -240,7 +240,7 @@ def _is_within(functional: Functional, supported: frozenset[str] | None) -> bool
 def _decompose(exported, supported: frozenset[str] | None):
     try:
         with tracing_apart():
-            return exported.run_decompositions(table_without(supported or frozenset()))
+            return decomposed(exported, supported or frozenset())
     except Exception as error:
         raise CaptureError(
             f"PyTorch cannot decompose this module's graph: {first_line(error)}"

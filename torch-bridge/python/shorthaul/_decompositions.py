@@ -253,25 +253,47 @@ def _guarded() -> dict[Any, tuple[Guard, Callable]]:
 
 
 @functools.cache
-def _table() -> dict[Any, Callable]:
-    """Every rule but the guarded ones, materialized once a process."""
-    table = dict(torch.export.default_decompositions().items())
-    table |= {op: rule for op, rule in decomposition_table.items() if str(op) in _BY_TORCH}
-    table |= _EMPTY
-    table[aten.native_group_norm.default] = _native_group_norm
-    table[aten.std_mean.correction] = _std_mean
-    table[aten._scaled_dot_product_flash_attention_for_cpu.default] = _attention_with_sums
+def _rules() -> tuple[dict[Any, Callable], dict[Any, Callable]]:
+    """PyTorch's rules and ours, but the guarded ones, materialized once a process."""
+    theirs = dict(torch.export.default_decompositions().items())
+    theirs |= {op: rule for op, rule in decomposition_table.items() if str(op) in _BY_TORCH}
+    ours = dict(_EMPTY)
+    ours[aten.native_group_norm.default] = _native_group_norm
+    ours[aten.std_mean.correction] = _std_mean
+    ours[aten._scaled_dot_product_flash_attention_for_cpu.default] = _attention_with_sums
     for family in _FAMILIES:
-        table |= family.RULES
-    return table
+        ours |= family.RULES
+    return theirs, ours
 
 
-def table_without(kept: frozenset[str]) -> dict[Any, Callable]:
-    """The rules for a graph in which the operators ``kept`` stay, unless a guard wants a rule."""
-    table = {op: rule for op, rule in _table().items() if str(op) not in kept}
+def decomposed(
+    exported: torch.export.ExportedProgram, kept: frozenset[str]
+) -> torch.export.ExportedProgram:
+    """The graph by the rules; the operators ``kept`` stay, unless a guard wants a rule."""
+    values = (node.meta.get("val") for node in exported.graph.nodes if node.op == "placeholder")
+    devices = (value.device for value in values if isinstance(value, torch.Tensor))
+    return exported.run_decompositions(_table_without(kept, next(devices, torch.device("cpu"))))
+
+
+def _table_without(kept: frozenset[str], device: torch.device) -> dict[Any, Callable]:
+    theirs, ours = _rules()
+    table = theirs | {op: _on(device, rule) for op, rule in ours.items()}
+    table = {op: rule for op, rule in table.items() if str(op) not in kept}
     for op, (guard, rule) in _guarded().items():
-        table[op] = _guarded_rule(op, guard, rule, table.get(op))
+        table[op] = _guarded_rule(op, guard, _on(device, rule), table.get(op))
     return table
+
+
+def _on(device: torch.device, rule: Callable) -> Callable:
+    """The rule where tensors that it makes without naming a device (positions) are on this one."""
+
+    @functools.wraps(rule)
+    def run(*args, **kwargs):
+        # Around a whole graph, PyTorch would suspend this context.
+        with device:
+            return rule(*args, **kwargs)
+
+    return run
 
 
 def _guarded_rule(op, guard: Guard, rule: Callable, otherwise: Callable | None) -> Callable:
@@ -294,4 +316,4 @@ def is_guarded(node: FunctionalNode) -> bool:
     return found[0](values)
 
 
-__all__ = ["is_guarded", "table_without"]
+__all__ = ["decomposed", "is_guarded"]

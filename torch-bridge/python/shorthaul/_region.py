@@ -125,8 +125,10 @@ class Region:
 
     def _with_factors(self, inputs) -> list[Any]:
         inputs = list(inputs)
+        devices = (value.device for value in inputs if isinstance(value, torch.Tensor))
+        device = next(devices, torch.device("cpu"))
         for i in self.factors:
-            inputs[i] = torch.tensor(inputs[i], dtype=torch.float64)
+            inputs[i] = torch.full((), inputs[i], dtype=torch.float64, device=device)
         return inputs
 
     def key(self, inputs) -> tuple:

@@ -6,6 +6,7 @@
 use super::leaf::LeafText;
 use super::rows::{RowsText, declare, function};
 use super::survey::{Update, around, decoded};
+use crate::element_type;
 use crate::schedule::{Leaf, loops::points};
 use crate::value_text;
 use graph::{ContainerId, DType};
@@ -151,6 +152,10 @@ impl<'a> RowsText<'a> {
         let at = format!("SH_TID / {} * {n} + p0", self.rows.group);
         let put = match v {
             1 => format!("{shared}[{at}] = {register};\n"),
+            // Registers of truth values and of 64-bit integers have another type than their arrays.
+            _ if scalar::value_type(dtype) != element_type(dtype) => format!(
+                "SH_UNROLL\nfor (int elem = 0; elem < {v}; ++elem) {shared}[{at} + elem] = {register}[elem];\n"
+            ),
             _ => format!("sh_store<{v}>({shared}, {at}, {register});\n"),
         };
         self.vectors_always(leaf, Some(steps), &put, true, t);

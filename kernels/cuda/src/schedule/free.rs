@@ -3,11 +3,12 @@
 //! Owns the choice among flat kernels, tiles, scatters and rows for such a nest.
 
 use super::loops::{conflicts, contiguous_last, join, points, split, step, vector};
-use super::rows::{self, PARTS, TURNS};
+use super::rows::{self, PARTS, STATIC_SHARED_BYTES, TURNS};
 use super::{Leaf, Rows, Scatter, Shape, Tiles, moved_by};
-use graph::SymExpr;
+use graph::{ContainerId, SymExpr};
 use kernels::emit::body::{Body, ElementAccess, Kernel, Nest, Statement};
 use kernels::emit::index::{Loop, coefficient, mentions};
+use std::collections::BTreeSet;
 
 /// Neighbouring terms of a sum worth several threads.
 const TERMS: i64 = 8;
@@ -27,6 +28,8 @@ const ROW: i64 = 2048;
 const DESTINATIONS: i64 = 512;
 /// Side of a tile of 4-byte elements; twice as many of narrower ones.
 const SIDE: i64 = 32;
+/// Smallest side, of which a warp still loads two rows at once.
+const SMALL_SIDE: i64 = 16;
 
 /// Chooses for one nest.
 pub(super) fn schedule(
@@ -257,10 +260,23 @@ fn tiles(loops: &[Loop], statements: &[Statement], kernel: &Kernel) -> Option<Ti
     let reads = || statements.iter().flat_map(|s| &s.reads);
     let turned_along = |l: &&Loop| reads().any(|p| is_turned(p, l));
     let rows = loops.iter().find(turned_along)?;
-    let narrow = reads()
-        .filter(|p| is_turned(p, rows))
-        .all(|p| kernel.arrays[&p.container].dtype.bytes() <= 2);
-    let side = if narrow { 2 * SIDE } else { SIDE };
+    let turned = reads().filter(|p| is_turned(p, rows));
+    let places: BTreeSet<_> = turned
+        .map(|p| (p.container, p.offset.to_string()))
+        .collect();
+    let bytes = |id: &ContainerId| kernel.arrays[id].dtype.bytes() as i64;
+    let narrow = places.iter().all(|(id, _)| bytes(id) <= 2);
+    let square_bytes = |side: i64| -> i64 {
+        let squares = places.iter().map(|(id, _)| side * (side + 1) * bytes(id));
+        squares.sum()
+    };
+    let mut side = if narrow { 2 * SIDE } else { SIDE };
+    while square_bytes(side) > STATIC_SHARED_BYTES {
+        side /= 2;
+    }
+    if side < SMALL_SIDE {
+        return None;
+    }
     let large = rows.size >= side / 2 && columns.size >= side / 2;
     let written = |p: &ElementAccess| writes().any(|w| w.place.container == p.container);
     if !large || reads().any(written) {

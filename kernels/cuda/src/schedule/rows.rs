@@ -13,7 +13,7 @@ use kernels::emit::merge::visit_statements;
 use std::collections::BTreeMap;
 
 /// Shared memory that every architecture gives a block without asking.
-const STATIC_SHARED_BYTES: i64 = 48 * 1024 - 1024;
+pub(super) const STATIC_SHARED_BYTES: i64 = 48 * 1024 - 1024;
 /// The part of it that sums of groups that meet at the end may take.
 const EXCHANGE_BYTES: i64 = 32 * 1024;
 /// Points of several phases below which one block may run all of them.

@@ -1,0 +1,263 @@
+//! Expensive values that several loops of a kernel compute for the same row are kept beside the row.
+//!
+//! Before: `kernel (b): { map h: m max= f(x[b,h]); map h: s += exp(f(x[b,h]) - m); map h: y[b,h] = exp(f(x[b,h]) - m) / s }`.
+//! After: `kernel (b): { map h: m max= (v[b,h] = f(x[b,h])); map h: s += (e[b,h] = exp(v[b,h] - m)); map h: y[b,h] =
+//! e[b,h] / s }`, with `v` and `e` local: a row of them stays in a core's cache.
+//! Legal because containers are written once, before they are read: the same expression of the same elements has the
+//! same value in every loop of the kernel. Pays for a function such as `exp`, which takes some ten times as long as
+//! storing its value and reading it again. Inlining puts such expressions into several loops when it only counts the
+//! bytes of memory, and a softmax has its exponential twice from the start.
+//! Never keeps what another kernel reads; that is [`inline`](crate::inline)'s decision.
+
+use crate::inline::tidy_inputs;
+use crate::unit::{constant, points, unit, unit_tasklet_mut};
+use graph::{
+    DType, Expr, Graph, Index, Map, Memlet, Node, NodeKind, Param, Storage, SymExpr, Tasklet,
+};
+use std::sync::Arc;
+
+/// Operations of a value that is worth a store and a load: one transcendental function.
+const MIN_COST: u32 = 16;
+/// Most bytes of a row that is kept: a part of a core's first cache.
+const MAX_ROW_BYTES: i64 = 1 << 15;
+/// Most rows that a kernel keeps.
+const MAX_ROWS: usize = 4;
+
+/// Keeps rows of values in the kernels.
+pub(crate) fn keep(graph: &mut Graph, kernels: &mut [Node]) {
+    for kernel in kernels {
+        if let NodeKind::Map(map) = &mut kernel.kind
+            && !map.params.is_empty()
+        {
+            for _ in 0..MAX_ROWS {
+                let Some(value) = most_expensive(graph, map) else {
+                    break;
+                };
+                keep_row(graph, map, &value);
+            }
+        }
+    }
+}
+
+/// A value that several loops of a kernel compute.
+#[derive(Clone, Debug)]
+struct Value {
+    /// The expression, whose inputs are counted in the order of `reads`.
+    expr: Expr,
+    reads: Vec<Memlet>,
+    dtype: DType,
+    /// The loops around it, the same for all users.
+    loops: Vec<Param>,
+    /// Positions of the kernel's members that compute it, in order.
+    users: Vec<usize>,
+}
+
+/// The value with most operations that two loops compute, the first of several.
+fn most_expensive(graph: &Graph, kernel: &Map) -> Option<Value> {
+    let mut found: Vec<Value> = Vec::new();
+    for (at, member) in kernel.body.iter().enumerate() {
+        let Some((map, tasklet)) = unit(member).filter(|(map, _)| !map.params.is_empty()) else {
+            continue;
+        };
+        for (_, expr) in &tasklet.outputs {
+            each_value(expr, &mut |part| {
+                let Some((expr, reads, dtype)) = value(graph, tasklet, part) else {
+                    return;
+                };
+                if points(map) * dtype.bytes() as i64 > MAX_ROW_BYTES {
+                    return;
+                }
+                let same =
+                    |v: &&mut Value| v.expr == expr && v.reads == reads && v.loops == map.params;
+                match found.iter_mut().find(same) {
+                    Some(known) if known.users.last() == Some(&at) => {}
+                    Some(known) => known.users.push(at),
+                    None => found.push(Value {
+                        expr,
+                        reads,
+                        dtype,
+                        loops: map.params.clone(),
+                        users: vec![at],
+                    }),
+                }
+            });
+        }
+    }
+    found.retain(|v| v.users.len() > 1);
+    found.reverse();
+    found.into_iter().max_by_key(|v| v.expr.cost())
+}
+
+/// Calls `f` with the parts of an expression that are computed whatever the others are.
+fn each_value(e: &Expr, f: &mut dyn FnMut(&Expr)) {
+    f(e);
+    match e {
+        Expr::Const(_) | Expr::In(_) | Expr::Index(_) => {}
+        Expr::Unary(_, a) | Expr::Cast(_, a) | Expr::Select(a, ..) => each_value(a, f),
+        Expr::Binary(_, a, b) | Expr::Uniform(a, b) => {
+            each_value(a, f);
+            each_value(b, f);
+        }
+    }
+}
+
+/// A part of a tasklet's expression on its own, if it may be kept: floats that are expensive and read where the loops
+/// are.
+fn value(graph: &Graph, tasklet: &Tasklet, part: &Expr) -> Option<(Expr, Vec<Memlet>, DType)> {
+    if part.cost() < MIN_COST {
+        return None;
+    }
+    let dtype = |m: &Memlet| graph.container(m.container).dtype;
+    let types: Vec<DType> = tasklet.inputs.iter().map(dtype).collect();
+    let own = part.dtype(&types);
+    let mut order = Vec::new();
+    part.visit(&mut |e| {
+        if let Expr::In(i) = e
+            && !order.contains(i)
+        {
+            order.push(*i);
+        }
+    });
+    let reads: Vec<Memlet> = order.iter().map(|i| tasklet.inputs[*i].clone()).collect();
+    let mut indices = reads.iter().flat_map(|m| &m.subset);
+    let is_looked_up = indices.any(|i| matches!(i, Index::Data(_)));
+    if is_looked_up || reads.is_empty() || !matches!(own, DType::F32 | DType::F64) {
+        return None;
+    }
+    let expr = part.map_leaves(&|leaf| match leaf {
+        Expr::In(i) => order.iter().position(|o| o == i).map(Expr::In),
+        _ => None,
+    });
+    Some((expr, reads, own))
+}
+
+/// Lets the first loop that computes a value also store it, and the others read it.
+fn keep_row(graph: &mut Graph, kernel: &mut Map, value: &Value) {
+    let around = || kernel.params.iter().chain(&value.loops);
+    let shape: Vec<SymExpr> = around()
+        .map(|p| SymExpr::constant(constant(&p.size)))
+        .collect();
+    let at: Vec<SymExpr> = around().map(|p| SymExpr::from(&p.name)).collect();
+    let row = graph.add_transient("row", value.dtype, shape);
+    graph.container_mut(row).storage = Storage::Local;
+    let memlet = Memlet::new(row, at);
+    for (n, user) in value.users.iter().enumerate() {
+        let Some(tasklet) = unit_tasklet_mut(&mut kernel.body[*user]) else {
+            continue;
+        };
+        match n {
+            0 => store(tasklet, value, &memlet),
+            _ => read(graph, tasklet, value, &memlet),
+        }
+    }
+}
+
+/// The expression with an input in place of the parts that `is_it` finds.
+fn replace(e: &Expr, input: usize, is_it: &dyn Fn(&Expr) -> bool) -> Expr {
+    if is_it(e) {
+        return Expr::In(input);
+    }
+    let go = |e: &Arc<Expr>| Arc::new(replace(e, input, is_it));
+    match e {
+        Expr::Const(_) | Expr::In(_) | Expr::Index(_) => e.clone(),
+        Expr::Unary(f, a) => Expr::Unary(*f, go(a)),
+        Expr::Cast(d, a) => Expr::Cast(*d, go(a)),
+        Expr::Binary(f, a, b) => Expr::Binary(*f, go(a), go(b)),
+        Expr::Uniform(a, b) => Expr::Uniform(go(a), go(b)),
+        Expr::Select(a, b, c) => Expr::Select(go(a), go(b), go(c)),
+    }
+}
+
+fn store(tasklet: &mut Tasklet, value: &Value, memlet: &Memlet) {
+    let place = |i: usize| tasklet.inputs.iter().position(|m| *m == value.reads[i]);
+    let expr = value.expr.map_leaves(&|leaf| match leaf {
+        Expr::In(i) => place(*i).map(Expr::In),
+        _ => None,
+    });
+    tasklet.outputs.push((memlet.clone(), expr));
+}
+
+fn read(graph: &Graph, tasklet: &mut Tasklet, value: &Value, memlet: &Memlet) {
+    let position = tasklet.inputs.len();
+    let replaced: Vec<Expr> = tasklet
+        .outputs
+        .iter()
+        .map(|(_, e)| {
+            replace(e, position, &|part| {
+                self::value(graph, tasklet, part)
+                    .is_some_and(|(expr, reads, _)| expr == value.expr && reads == value.reads)
+            })
+        })
+        .collect();
+    for ((_, expr), new) in tasklet.outputs.iter_mut().zip(replaced) {
+        *expr = new;
+    }
+    tasklet.inputs.push(memlet.clone());
+    tidy_inputs(tasklet);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::keep;
+    use graph::{Graph, Node};
+    use models::{results, text_graph as graph};
+
+    const ROWS: &str =
+        "%x: f32[40, 24] input\n%m: f32[40] local\n%s: f32[40] local\n%y: f32[40, 24]";
+
+    /// The graph with the rows that its kernels keep; the results must stay the same bits.
+    fn kept(kernel: &str) -> Graph {
+        let mut graph = graph(ROWS, kernel, "%y");
+        let before = results(&graph);
+        let mut nodes: Vec<Node> = std::mem::take(&mut graph.last_state().nodes);
+        keep(&mut graph, &mut nodes);
+        graph.last_state().nodes = nodes;
+        graph::verify(&graph).unwrap_or_else(|e| panic!("{e:?}\n{graph}"));
+        assert_eq!(before, results(&graph), "{graph}");
+        graph
+    }
+
+    fn rows(graph: &Graph) -> usize {
+        graph
+            .containers
+            .iter()
+            .filter(|c| c.name.starts_with("row"))
+            .count()
+    }
+
+    fn softmax(value: &str, last: &str) -> String {
+        format!(
+            "map [b < 40] {{
+                map [h < 24] {{ tasklet %m[b] (max) = {value} from %x[b, h] }}
+                map [h < 24] {{ tasklet %s[b] (sum) = exp({value} - $1) from %x[b, h], %m[b] }}
+                map [h < 24] {{ tasklet %y[b, h] = {last} from %x[b, h], %m[b], %s[b] }}
+            }}"
+        )
+    }
+
+    #[test]
+    fn a_softmax_has_its_exponentials_once() {
+        let graph = kept(&softmax("$0", "exp($0 - $1) / $2"));
+        assert_eq!(rows(&graph), 1, "{graph}");
+        // In the sum and, in the same loop, where it is kept.
+        assert_eq!(graph.to_string().matches("exp(").count(), 2, "{graph}");
+    }
+
+    #[test]
+    fn what_it_is_of_is_computed_once_too() {
+        let graph = kept(&softmax("sin($0)", "exp(sin($0) - $1) / $2"));
+        assert_eq!(rows(&graph), 2, "{graph}");
+        assert_eq!(graph.to_string().matches("sin(").count(), 2, "{graph}");
+    }
+
+    #[test]
+    fn other_and_cheap_values_are_computed_again() {
+        assert_eq!(rows(&kept(&softmax("$0", "exp($0 + $1) / $2"))), 0);
+        assert_eq!(
+            rows(&kept(&softmax("($0 * 2.0)", "($0 * 2.0 - $1) / $2"))),
+            0
+        );
+        let one_branch = "select($2 > 1.0, exp($0 - $1), 0.0)";
+        assert_eq!(rows(&kept(&softmax("$0", one_branch))), 0);
+    }
+}
