@@ -109,7 +109,8 @@ fn value(graph: &Graph, tasklet: &Tasklet, part: &Expr) -> Option<(Expr, Vec<Mem
     }
     let dtype = |m: &Memlet| graph.container(m.container).dtype;
     let types: Vec<DType> = tasklet.inputs.iter().map(dtype).collect();
-    let own = part.dtype(&types);
+    // Rows of 16-bit floats are kept as they are computed, in 32 bits.
+    let own = part.dtype(&types).arithmetic();
     let mut order = Vec::new();
     part.visit(&mut |e| {
         if let Expr::In(i) = e

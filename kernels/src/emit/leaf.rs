@@ -17,6 +17,12 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Random numbers drawn at a time; they stay in the first-level cache.
 const STREAM_NUMBERS: i64 = 512;
 
+/// Elements of the widest vector.
+const WIDEST_VECTOR: i64 = 16;
+
+/// Most elements behind the last whole vector that are worth a loop of their own.
+const FEW_LEFT: i64 = 5;
+
 /// Names of containers in the C text.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Names {
@@ -263,7 +269,13 @@ impl Leaf<'_> {
             .collect();
         let guards = self.border_guards();
         if guards.is_empty() && skip_ranges.is_empty() {
-            self.simd_loop(v, from, to, LoopRegion::Interior, t);
+            match self.whole_vectors(v, from, to) {
+                Some(end) => {
+                    self.simd_loop(v, from, &end, LoopRegion::Interior, t);
+                    self.plain_loop(v, &end, to, LoopRegion::Interior, t);
+                }
+                None => self.simd_loop(v, from, to, LoopRegion::Interior, t),
+            }
             return;
         }
         t.line(&format!("long {0}_lo = {from}, {0}_hi = {to};", v.var));
@@ -366,12 +378,26 @@ impl Leaf<'_> {
                 .collect();
             t.line(&format!("#pragma omp simd{clauses}"));
         }
+        self.plain_loop(v, from, to, part, t);
+    }
+
+    fn plain_loop(&self, v: &Loop, from: &str, to: &str, part: LoopRegion, t: &mut CText) {
         t.open(&format!(
             "for (long {0} = {from}; {0} < {to}; ++{0})",
             v.var
         ));
         self.innermost(part, t);
         t.close();
+    }
+
+    /// Where the last whole vector of a reduction over the whole loop ends, if few elements are left: compilers keep
+    /// the lanes of such a reduction in memory if they see the rest in the same loop.
+    fn whole_vectors(&self, v: &Loop, from: &str, to: &str) -> Option<String> {
+        let rest = v.size % WIDEST_VECTOR;
+        let is_whole = from == "0" && *to == v.size.to_string();
+        let reduces = self.accumulations.iter().any(|a| a.clause().is_some());
+        let pays = v.size > WIDEST_VECTOR && (1..=FEW_LEFT).contains(&rest);
+        (is_whole && reduces && pays && !self.runs_in_order(v)).then(|| (v.size - rest).to_string())
     }
 
     /// Whether two iterations of the vector loop may update one element of memory.

@@ -200,9 +200,44 @@ impl Accumulation {
         scalar::literal(self.reduction.identity(dtype), dtype)
     }
 
+    /// The type of the integers that stand for the floats of an extreme in a register, in the same order: compilers
+    /// find the largest integer of a vector in a few instructions, but not the largest float that may be NaN.
+    fn key(&self) -> Option<DType> {
+        let is_extreme = matches!(self.reduction, Reduction::Max | Reduction::Min);
+        match self.dtype {
+            DType::F32 if is_extreme && self.is_register() => Some(DType::I32),
+            DType::F64 if is_extreme && self.is_register() => Some(DType::I64),
+            _ => None,
+        }
+    }
+
+    fn key_of(&self, value: &str) -> String {
+        let name = match self.reduction {
+            Reduction::Min => "sh_min_key",
+            _ => "sh_max_key",
+        };
+        format!("{name}{}({value})", scalar::prelude_suffix(self.dtype))
+    }
+
+    /// What the register holds after its loops.
+    fn total(&self) -> String {
+        match self.key() {
+            Some(_) => format!(
+                "sh_of_key{}({})",
+                scalar::prelude_suffix(self.dtype),
+                self.name
+            ),
+            None => self.name.clone(),
+        }
+    }
+
     /// `float a0 = 0.0f;`
     pub(crate) fn declaration(&self) -> String {
         let dtype = self.sum_type();
+        if let Some(key) = self.key() {
+            let identity = self.key_of(&self.identity(dtype));
+            return format!("{} {} = {identity};", scalar::value_type(key), self.name);
+        }
         format!(
             "{} {} = {};",
             scalar::value_type(dtype),
@@ -242,7 +277,7 @@ impl Accumulation {
     /// The reduction clause of the vector loop.
     pub(crate) fn clause(&self) -> Option<String> {
         self.is_register()
-            .then(|| scalar::simd_clause(self.reduction, self.dtype, &self.inner_name()))
+            .then(|| scalar::simd_clause(self.reduction, &self.inner_name()))
     }
 
     /// The array that is written: the container's name or the thread's part.
@@ -262,7 +297,11 @@ impl Accumulation {
             }
             Update::Register => {
                 let inner = self.inner_name();
-                format!("{inner} = {};", self.combined(&inner, value, self.dtype))
+                let sum = match self.key() {
+                    Some(key) => self.combined(&inner, &self.key_of(value), key),
+                    None => self.combined(&inner, value, self.dtype),
+                };
+                format!("{inner} = {sum};")
             }
         }
     }
@@ -272,9 +311,9 @@ impl Accumulation {
         if self.plain {
             let sum = match self.stored {
                 half @ (DType::F16 | DType::BF16) => {
-                    scalar::cast(&self.name, self.sum_type(), half)
+                    scalar::cast(&self.total(), self.sum_type(), half)
                 }
-                _ => self.name.clone(),
+                _ => self.total(),
             };
             return format!("{place} = {sum};");
         }
@@ -282,7 +321,7 @@ impl Accumulation {
             Into::Part(_) => scalar::wide_type(self.dtype, self.reduction),
             Into::Container => self.sum_type(),
         };
-        format!("{place} = {};", self.combined(place, &self.name, dtype))
+        format!("{place} = {};", self.combined(place, &self.total(), dtype))
     }
 
     /// Whether the container holds sums that are not final yet.

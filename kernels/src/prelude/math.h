@@ -241,6 +241,11 @@ SH_FN float sh_sign(float x) { return x > 0.0f ? 1.0f : (x < 0.0f ? -1.0f : x); 
    keeps loops from being vectorized. If a is NaN, the comparison is false and a is taken. */
 SH_FN float sh_min(float a, float b) { float m = b < a ? b : a; return b != b ? b : m; }
 SH_FN float sh_max(float a, float b) { float m = b > a ? b : a; return b != b ? b : m; }
+/* Integers in the order of floats, where NaN is the largest (the smallest for minima) and -0 is below 0. */
+SH_FN sh_i32 sh_ordered(sh_i32 bits) { return bits ^ ((bits >> 31) & 0x7fffffff); }
+SH_FN sh_i32 sh_max_key(float x) { return sh_ordered(x != x ? 0x7fc00000 : (sh_i32)sh_bits(x)); }
+SH_FN sh_i32 sh_min_key(float x) { return sh_ordered(x != x ? (sh_i32)0xffc00000u : (sh_i32)sh_bits(x)); }
+SH_FN float sh_of_key(sh_i32 key) { return sh_from_bits((sh_u32)sh_ordered(key)); }
 SH_FN float sh_floordiv(float a, float b) { return __builtin_floorf(a / b); }
 /* Remainder with the sign of b. */
 SH_FN float sh_mod(float a, float b) {
@@ -284,6 +289,16 @@ SH_FN double sh_trunc_f64(double x) { return __builtin_trunc(x); }
 SH_FN double sh_sign_f64(double x) { return x > 0.0 ? 1.0 : (x < 0.0 ? -1.0 : x); }
 SH_FN double sh_min_f64(double a, double b) { double m = b < a ? b : a; return b != b ? b : m; }
 SH_FN double sh_max_f64(double a, double b) { double m = b > a ? b : a; return b != b ? b : m; }
+SH_FN sh_i64 sh_bits_f64(double x) { union { double f; sh_i64 i; } v = {x}; return v.i; }
+SH_FN sh_i64 sh_ordered_f64(sh_i64 bits) { return bits ^ ((bits >> 63) & 0x7fffffffffffffffLL); }
+SH_FN sh_i64 sh_max_key_f64(double x) { return sh_ordered_f64(x != x ? 0x7ff8000000000000LL : sh_bits_f64(x)); }
+SH_FN sh_i64 sh_min_key_f64(double x) {
+  return sh_ordered_f64(x != x ? (sh_i64)0xfff8000000000000ULL : sh_bits_f64(x));
+}
+SH_FN double sh_of_key_f64(sh_i64 key) {
+  union { sh_i64 i; double f; } v = {sh_ordered_f64(key)};
+  return v.f;
+}
 SH_FN double sh_floordiv_f64(double a, double b) { return __builtin_floor(a / b); }
 SH_FN double sh_mod_f64(double a, double b) {
   double r = __builtin_fmod(a, b);
