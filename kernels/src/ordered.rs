@@ -2,8 +2,10 @@
 //!
 //! Each thread takes rows of the axis; no row depends on another, so results do not depend on the number of threads.
 //! Running sums of floats are kept in 64 bits, and those of 16-bit floats in 32, as `torch.cumsum` keeps them on a
-//! CPU. If few first elements are asked for, each is inserted into a sorted list; otherwise a stable merge sort finds
-//! them. 16-bit floats are compared as f32, which holds each of them. Meaning: `ops::cumsum`, `ops::topk`.
+//! CPU. First elements are found by keys: unsigned integers in the order that is asked for, where equal elements have
+//! equal keys. If few are asked for, each is inserted into a sorted list. Otherwise a stable sort finds them, digit by
+//! digit in long rows (Knuth, The Art of Computer Programming, volume 3, section 5.2.5), after those that are surely
+//! too late were left out. Meaning: `ops::cumsum`, `ops::topk`.
 //! Never decides which nodes stay whole.
 
 use crate::emit::scalar::{c_type, cast};
@@ -13,6 +15,10 @@ use graph::DType;
 const FEW: i64 = 64;
 /// Most elements that are inserted one by one into the list of a long row; in the worst case, each moves all others.
 const MOST: i64 = 128;
+/// Elements that are sorted by digits rather than merged.
+const DIGITS: i64 = 128;
+/// Elements of a row for each that is asked for, from which some are left out before the rest is sorted.
+const SPARE: i64 = 3;
 
 /// An array with one axis, from outside to inside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,9 +104,20 @@ impl Along {
         first.k <= FEW || (first.k <= MOST && first.k * first.k <= 2 * self.n)
     }
 
-    /// The type in which elements are compared.
-    fn key(&self) -> DType {
-        self.dtype.arithmetic()
+    /// The bits of a key.
+    fn key_bits(&self) -> usize {
+        match self.dtype {
+            DType::F64 | DType::I64 => 64,
+            _ => 32,
+        }
+    }
+
+    /// The C type of a key.
+    fn key_type(&self) -> &'static str {
+        match self.key_bits() {
+            64 => "unsigned long",
+            _ => "unsigned int",
+        }
     }
 
     /// Bytes that each thread needs for the first elements.
@@ -110,7 +127,7 @@ impl Along {
         } else {
             2 * self.n
         };
-        (n * (self.key().bytes() as i64 + 4)) as usize + 64
+        n as usize * (self.key_bits() / 8 + 4) + 64
     }
 
     /// Number of comparisons that find the first elements of all rows.
@@ -124,24 +141,14 @@ impl Along {
 
     /// The first elements of buffer 0 along the axis into buffer 1, their positions into buffer 2.
     pub(crate) fn first_elements(&self, name: &str, first: First) -> String {
-        let (stored, real) = (c_type(self.dtype), c_type(self.key()));
-        let (better, nan) = match first.largest {
-            true => ("a > b", "a != a && b == b"),
-            false => ("a < b", "a == a && b != b"),
-        };
-        let before = match self.dtype.is_float() {
-            // NaN is larger than every number.
-            true => format!("{better} || ({nan})"),
-            false => better.to_string(),
-        };
+        let stored = c_type(self.dtype);
         let (n, inner, k, offset) = (self.n, self.inner, first.k, self.offset);
         let (helper, body) = match self.is_few(first) {
             true => (String::new(), self.inserted(name, k)),
-            false => (sort_text(name, real), self.sorted(name)),
+            false => (self.sort_text(name, first), self.sorted(name, first)),
         };
         format!(
-            "static inline int {name}_before({real} a, {real} b) {{ return {before}; }}
-{helper}void {name}(void *const *buf, void *scratch, long tid, long nt) {{
+            "{key_text}{helper}void {name}(void *const *buf, void *scratch, long tid, long nt) {{
   const {stored} *restrict const x = (const {stored} *)buf[0] + {offset};
   {stored} *const values = ({stored} *)buf[1];
   long *const positions = (long *)buf[2];
@@ -149,36 +156,52 @@ impl Along {
     const {stored} *const from = x + row / {inner} * {all} + row % {inner};
     const long to = row / {inner} * {taken} + row % {inner};
 {body}    for (long i = 0; i < {k}; ++i) {{
-      values[to + i * {inner}] = {value};
+      values[to + i * {inner}] = from[at[i] * (long){inner}];
       positions[to + i * {inner}] = at[i];
     }}
   }}
 }}
 ",
-            value = cast("key[i]", self.key(), self.dtype),
+            key_text = self.key_text(name, first.largest),
             rows = self.outer * inner,
             all = n * inner,
             taken = k * inner,
         )
     }
 
-    /// Element `i` of a row, as it is compared.
-    fn element(&self) -> String {
-        cast(&format!("from[i * {}]", self.inner), self.dtype, self.key())
+    /// A C function that gives an element's key. NaN is larger than every number, zeros of both signs are equal.
+    fn key_text(&self, name: &str, largest: bool) -> String {
+        let (stored, key) = (c_type(self.dtype), self.key_type());
+        let turned = if largest { "~" } else { "" };
+        let bits = self.key_bits();
+        let body = match self.dtype {
+            dtype if dtype.is_float() => {
+                let real = c_type(dtype.arithmetic());
+                let value = cast("x", dtype, dtype.arithmetic());
+                format!(
+                    "  const union {{ {real} f; {key} u; }} v = {{{value} + 0}};
+  const {key} up = v.u ^ (v.u >> {sign} ? ~({key})0 : ({key})1 << {sign});
+  return {turned}(v.f != v.f ? ~({key})0 : up);
+",
+                    sign = bits - 1,
+                )
+            }
+            _ => format!("  return {turned}(({key})x ^ ({key})1 << {});\n", bits - 1),
+        };
+        format!("static inline {key} {name}_key({stored} x) {{\n{body}}}\n")
     }
 
     fn inserted(&self, name: &str, k: i64) -> String {
-        let (real, n) = (c_type(self.key()), self.n);
-        let element = self.element();
+        let (key, n, inner) = (self.key_type(), self.n, self.inner);
         format!(
-            "    {real} *const key = ({real} *)scratch;
+            "    {key} *const key = ({key} *)scratch;
     int *const at = (int *)(key + {k});
     long count = 0;
     for (long i = 0; i < {n}; ++i) {{
-      const {real} own = {element};
-      if (count == {k} && !{name}_before(own, key[{k} - 1])) continue;
+      const {key} own = {name}_key(from[i * {inner}]);
+      if (count == {k} && own >= key[{k} - 1]) continue;
       long j = count < {k} ? count++ : {k} - 1;
-      for (; j > 0 && {name}_before(own, key[j - 1]); --j) {{ key[j] = key[j - 1]; at[j] = at[j - 1]; }}
+      for (; j > 0 && own < key[j - 1]; --j) {{ key[j] = key[j - 1]; at[j] = at[j - 1]; }}
       key[j] = own;
       at[j] = (int)i;
     }}
@@ -186,43 +209,123 @@ impl Along {
         )
     }
 
-    fn sorted(&self, name: &str) -> String {
-        let (real, n, element) = (c_type(self.key()), self.n, self.element());
+    /// Whether elements that are surely too late are left out before the others are sorted.
+    fn selects(&self, first: First) -> bool {
+        self.n >= 4 * DIGITS && first.k * SPARE <= self.n
+    }
+
+    fn sorted(&self, name: &str, first: First) -> String {
+        let (key, n, inner) = (self.key_type(), self.n, self.inner);
+        let left = match self.selects(first) {
+            true => format!("{name}_select(key, at)"),
+            false => n.to_string(),
+        };
         format!(
-            "    {real} *key = ({real} *)scratch;
+            "    {key} *key = ({key} *)scratch;
     int *at = (int *)(key + 2 * {n});
-    for (long i = 0; i < {n}; ++i) {{ key[i] = {element}; at[i] = (int)i; }}
-    if ({name}_sort(key, at, {n})) {{ key += {n}; at += {n}; }}
+    for (long i = 0; i < {n}; ++i) {{ key[i] = {name}_key(from[i * {inner}]); at[i] = (int)i; }}
+    if ({name}_sort(key, at, {left})) at += {n};
 "
         )
     }
+
+    /// C functions that sort keys and positions, stable. Both have room for as many elements behind the row's; what the
+    /// sort returns is whether the sorted elements lie there.
+    fn sort_text(&self, name: &str, first: First) -> String {
+        let (key, n) = (self.key_type(), self.n);
+        let select = match self.selects(first) {
+            true => select_text(name, key, self.key_bits(), n, first.k),
+            false => String::new(),
+        };
+        let sort = match n >= DIGITS {
+            true => digits_text(name, key, self.key_bits(), n),
+            false => merge_text(name, key, n),
+        };
+        format!("{select}{sort}")
+    }
 }
 
-/// A stable merge sort of keys and positions. Both have room for `n` more elements behind them; the C function
-/// returns whether the sorted elements lie there.
-fn sort_text(name: &str, real: &str) -> String {
+/// Keeps the elements whose first bits are those of the `k` first ones, in order; returns how many are left.
+fn select_text(name: &str, key: &str, bits: usize, n: i64, k: i64) -> String {
+    let shift = bits - 11;
     format!(
-        "static int {name}_sort({real} *key, int *at, long n) {{
+        "static long {name}_select({key} *key, int *at) {{
+  int counts[2048] = {{0}};
+  for (long i = 0; i < {n}; ++i) ++counts[key[i] >> {shift}];
+  unsigned long last = 0;
+  for (long count = counts[0]; count < {k}; count += counts[last]) ++last;
+  long left = 0;
+  for (long i = 0; i < {n}; ++i) {{
+    const {key} own = key[i];
+    const int place = at[i];
+    key[left] = own;
+    at[left] = place;
+    left += (own >> {shift}) <= last;
+  }}
+  return left;
+}}
+"
+    )
+}
+
+/// A sort by digits of eight bits, the last first; digits that are equal everywhere are skipped.
+fn digits_text(name: &str, key: &str, bits: usize, room: i64) -> String {
+    let n_digits = bits / 8;
+    format!(
+        "static int {name}_sort({key} *key, int *at, long n) {{
+  {key} *to = key + {room};
+  int *to_at = at + {room};
+  int moved = 0;
+  int counts[{n_digits}][256] = {{{{0}}}};
+  for (long i = 0; i < n; ++i)
+    for (int d = 0; d < {n_digits}; ++d) ++counts[d][key[i] >> (8 * d) & 255];
+  for (int d = 0; d < {n_digits}; ++d) {{
+    int *const next = counts[d];
+    if (next[key[0] >> (8 * d) & 255] == n) continue;
+    int before = 0;
+    for (int b = 0; b < 256; ++b) {{ const int own = next[b]; next[b] = before; before += own; }}
+    for (long i = 0; i < n; ++i) {{
+      const {key} own = key[i];
+      const int place = next[own >> (8 * d) & 255]++;
+      to[place] = own;
+      to_at[place] = at[i];
+    }}
+    {key} *const keys = key;
+    int *const places = at;
+    key = to; at = to_at;
+    to = keys; to_at = places;
+    moved = !moved;
+  }}
+  return moved;
+}}
+"
+    )
+}
+
+/// A merge sort of runs that insertion has sorted.
+fn merge_text(name: &str, key: &str, room: i64) -> String {
+    format!(
+        "static int {name}_sort({key} *key, int *at, long n) {{
   for (long first = 0; first < n; first += 16) {{
     const long end = first + 16 < n ? first + 16 : n;
     for (long i = first + 1; i < end; ++i) {{
-      const {real} own = key[i];
+      const {key} own = key[i];
       const int place = at[i];
       long j = i;
-      for (; j > first && {name}_before(own, key[j - 1]); --j) {{ key[j] = key[j - 1]; at[j] = at[j - 1]; }}
+      for (; j > first && own < key[j - 1]; --j) {{ key[j] = key[j - 1]; at[j] = at[j - 1]; }}
       key[j] = own;
       at[j] = place;
     }}
   }}
-  {real} *to = key + n;
-  int *to_at = at + n;
+  {key} *to = key + {room};
+  int *to_at = at + {room};
   int moved = 0;
   for (long run = 16; run < n; run *= 2, moved = !moved) {{
     for (long first = 0; first < n; first += 2 * run) {{
       const long middle = first + run < n ? first + run : n, end = middle + run < n ? middle + run : n;
       long a = first, b = middle;
       for (long i = first; i < end; ++i) {{
-        const int right = b < end && (a >= middle || {name}_before(key[b], key[a]));
+        const int right = b < end && (a >= middle || key[b] < key[a]);
         const long from = right ? b : a;
         to[i] = key[from];
         to_at[i] = at[from];
@@ -230,7 +333,7 @@ fn sort_text(name: &str, real: &str) -> String {
         a += !right;
       }}
     }}
-    {real} *const keys = key;
+    {key} *const keys = key;
     int *const places = at;
     key = to; at = to_at;
     to = keys; to_at = places;

@@ -106,9 +106,6 @@ impl Op for Cumsum {
             Sample::new("of a long row of integers", &[&[40]], by(0, false))
                 .dtype(0, DType::I32)
                 .not_differentiable(),
-            Sample::new("of a long row of bytes", &[&[40]], by(0, true))
-                .dtype(0, DType::U8)
-                .not_differentiable(),
             Sample::new("of integers", &[&[5]], by(0, false))
                 .dtype(0, DType::I32)
                 .not_differentiable(),

@@ -18,13 +18,17 @@ NETWORKS = {
         lambda: nn.Sequential(nn.Conv2d(8, 16, 1, bias=False), nn.AdaptiveAvgPool2d(1)),
         (8, 8, 64, 64),
     ),
+    "windows of two sizes": (
+        lambda: nn.Sequential(nn.Conv2d(8, 64, 1), nn.AdaptiveAvgPool2d(2)),
+        (8, 8, 47, 47),
+    ),
     "bias": (lambda: nn.Linear(64, 64), (16384, 64)),
 }
 
 
 def _results(model: nn.Module, x: torch.Tensor, compiled: bool) -> dict[str, torch.Tensor]:
     model, x = copy.deepcopy(model), x.clone().requires_grad_()
-    y = (shorthaul.module(model) if compiled else model)(x)
+    y = (shorthaul.module(model, fallback="error") if compiled else model)(x)
     weights = torch.linspace(0, 1, y.numel(), dtype=y.dtype).view(y.shape)
     (nn.functional.silu(y) * weights).sum().backward()
     return {"y": y.detach(), "x": x.grad, **{n: p.grad for n, p in model.named_parameters()}}

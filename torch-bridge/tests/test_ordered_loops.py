@@ -56,6 +56,62 @@ def test_lengths_that_change(dim, dtype):
             torch.testing.assert_close(found.double(), expected.double(), rtol=1e-5, atol=1e-4)
 
 
+TYPES = (
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.bool,
+)
+
+
+def _with_ties(n: int, dtype) -> torch.Tensor:
+    """Rows with equal elements and, of floats, with all that is not an ordinary number."""
+    torch.manual_seed(n)
+    if dtype == torch.bool:
+        return torch.rand(3, n, 2) > 0.5
+    if not dtype.is_floating_point:
+        low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+        x = torch.randint(max(low, -(2**40)), min(high, 2**40), (3, n, 2)).to(dtype)
+        x[0] = x[0] % 7
+        x[1, ::5], x[1, ::7] = low, high
+        return x
+    x = torch.randn(3, n, 2).to(dtype)
+    x[0] = (x[0] * 2).round()
+    x[1, ::5], x[1, 1::5], x[1, 2::7], x[1, 3::7] = -0.0, 0.0, math.nan, -math.inf
+    return x
+
+
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_first_elements_of_every_type_are_those_of_a_stable_sort(dtype, largest):
+    class Both(nn.Module):
+        def forward(self, x, k):
+            order = x.sort(dim=1, descending=largest, stable=True)
+            return *order, *x.topk(k, 1, largest=largest)
+
+    for n, k in ((40, 12), (127, 127), (128, 100), (600, 150), (2000, 300)):
+        x = _with_ties(n, dtype)
+        compiled = shorthaul.module(Both(), fallback="error")
+        values, places, first, first_places = compiled(x, k)
+        expected = x.sort(dim=1, descending=largest, stable=True)
+        torch.testing.assert_close(values, expected[0], rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(places, expected[1])
+        torch.testing.assert_close(first, expected[0][:, :k], rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(first_places, expected[1][:, :k])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_running_sums_of_16_bits_are_kept_in_32(dtype):
+    x = torch.randn(5, 400).to(dtype)
+    assert torch.equal(shorthaul.module(Cumsum(), fallback="error")(x.t()), Cumsum()(x.t()))
+
+
 def test_long_axes_are_loops():
     report = shorthaul.report(_Every(-1), torch.randn(3, 2, 70, requires_grad=True)).data
     loops = [k for k in report["kernels"] if k["path"] == "loop along an axis"]
