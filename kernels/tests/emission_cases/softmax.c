@@ -9,19 +9,29 @@ void k__1(void *const *buf, void *scratch, long tid, long nt) {
     float l1[37] __attribute__((aligned(64)));
     float l2 = 0;
     {
-      float a0 = (-__builtin_inff());
-      #pragma omp simd reduction(sh_max:a0)
-      for (long j = 0; j < 37; ++j) {
+      int a0 = sh_max_key((-__builtin_inff()));
+      #pragma omp simd reduction(max:a0)
+      for (long j = 0; j < 32; ++j) {
         const float t0 = x0[b_i*37 + j];
-        a0 = sh_max(a0, t0);
+        a0 = ix_max32(a0, sh_max_key(t0));
       }
-      l0 = a0;
+      for (long j = 32; j < 37; ++j) {
+        const float t0 = x0[b_i*37 + j];
+        a0 = ix_max32(a0, sh_max_key(t0));
+      }
+      l0 = sh_of_key(a0);
     }
     {
       const float t1 = l0;
       float a1 = 0.0f;
       #pragma omp simd reduction(+:a1)
-      for (long j = 0; j < 37; ++j) {
+      for (long j = 0; j < 32; ++j) {
+        const float t0 = x0[b_i*37 + j];
+        const float t3 = sh_exp((t0 - t1));
+        l1[j] = t3;
+        a1 = a1 + t3;
+      }
+      for (long j = 32; j < 37; ++j) {
         const float t0 = x0[b_i*37 + j];
         const float t3 = sh_exp((t0 - t1));
         l1[j] = t3;
