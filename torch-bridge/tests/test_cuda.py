@@ -194,6 +194,29 @@ def test_a_model_on_cuda_is_captured_as_on_the_cpu(model, monkeypatch):
     assert there.json.replace("cuda:0", "cpu") == here.json
 
 
+def test_columns_of_truth_values_and_integers_are_summed():
+    """Their registers have another type than their arrays, which vectors do not convert by themselves."""
+
+    class Columns(nn.Module):
+        def forward(self, x):
+            chosen = x > 0
+            return chosen.sum(0), chosen.any(0), (x * 8).long().amax(0), (x * chosen).sum(0)
+
+    x = torch.randn(64, 16)
+    for found, expected in zip(emulated(Columns(), fallback="error")(x), Columns()(x), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("n", [6, 13])
+def test_many_turned_inputs_fit_into_shared_memory(n):
+    class Turned(nn.Module):
+        def forward(self, *inputs):
+            return sum(inputs).t().contiguous()
+
+    inputs = [torch.randint(-8, 8, (70, 80)).to(torch.bfloat16) for _ in range(n)]
+    assert torch.equal(emulated(Turned(), fallback="error")(*inputs), Turned()(*inputs))
+
+
 def assigned(x, i):
     y = x.clone()
     y[i, i] = x[0, 0]
