@@ -195,7 +195,7 @@ def test_a_model_on_cuda_is_captured_as_on_the_cpu(model, monkeypatch):
 
 
 def test_columns_of_truth_values_and_integers_are_summed():
-    """Their registers have another type than their arrays, which vectors do not convert by themselves."""
+    """Their registers have another type than their arrays."""
 
     class Columns(nn.Module):
         def forward(self, x):

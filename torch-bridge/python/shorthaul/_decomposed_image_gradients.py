@@ -44,7 +44,7 @@ def _positions(n_in: int, n_out: int, align_corners: bool, scale) -> torch.Tenso
     return at * step if align_corners else (at + 0.5) * step - 0.5
 
 
-def _linear(n_in: int, n_out: int, align_corners: bool, scale) -> Taps:
+def linear(n_in: int, n_out: int, align_corners: bool, scale) -> Taps:
     if n_in == n_out:
         return [(torch.arange(n_out), None)]
     at = _positions(n_in, n_out, align_corners, scale).clamp(min=0)
@@ -53,7 +53,7 @@ def _linear(n_in: int, n_out: int, align_corners: bool, scale) -> Taps:
     return [(low, 1 - share), ((low + 1).clamp(max=n_in - 1), share)]
 
 
-def _cubic(n_in: int, n_out: int, align_corners: bool, scale) -> Taps:
+def cubic(n_in: int, n_out: int, align_corners: bool, scale) -> Taps:
     """Keys' cubic kernel with a = −0.75."""
     at, a = _positions(n_in, n_out, align_corners, scale), -0.75
     low = at.floor()
@@ -100,6 +100,17 @@ def interpolated(make: Callable[..., Taps]):
         return x
 
     return rule
+
+
+def weighted(x: torch.Tensor, dim: int, taps: Taps) -> torch.Tensor:
+    """Interpolation along one dimension, the weights in the type of ``x``."""
+    sizes = [-1 if d == dim else 1 for d in range(x.dim())]
+    made = None
+    for index, weight in taps:
+        part = x.index_select(dim, index)
+        part = part if weight is None else part * weight.to(x.dtype).reshape(sizes)
+        made = part if made is None else made + part
+    return made
 
 
 def _interpolation(make: Callable[..., Taps], n_dims: int, has_corners: bool):
@@ -223,13 +234,13 @@ RULES = {
     aten.replication_pad2d_backward.default: _replication_pad,
     aten.replication_pad3d_backward.default: _replication_pad,
     aten.softshrink_backward.default: _shrink,
-    aten.upsample_bicubic2d_backward.default: _interpolation(_cubic, 2, True),
-    aten.upsample_bilinear2d_backward.default: _interpolation(_linear, 2, True),
-    aten.upsample_linear1d_backward.default: _interpolation(_linear, 1, True),
+    aten.upsample_bicubic2d_backward.default: _interpolation(cubic, 2, True),
+    aten.upsample_bilinear2d_backward.default: _interpolation(linear, 2, True),
+    aten.upsample_linear1d_backward.default: _interpolation(linear, 1, True),
     aten.upsample_nearest1d_backward.default: _interpolation(nearest, 1, False),
     aten.upsample_nearest2d_backward.default: _interpolation(nearest, 2, False),
     aten.upsample_nearest3d_backward.default: _interpolation(nearest, 3, False),
-    aten.upsample_trilinear3d_backward.default: _interpolation(_linear, 3, True),
+    aten.upsample_trilinear3d_backward.default: _interpolation(linear, 3, True),
 }
 
 __all__ = ["RULES", "interpolated", "nearest"]

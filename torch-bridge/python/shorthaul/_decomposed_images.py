@@ -13,7 +13,7 @@ from torch import sym_int
 from torch._decomp import decomposition_table
 
 from ._decomposed_elements import with_zero_slope
-from ._decomposed_image_gradients import interpolated, nearest
+from ._decomposed_image_gradients import cubic, interpolated, linear, nearest, weighted
 
 aten = torch.ops.aten
 
@@ -157,8 +157,24 @@ def grid_sampler_2d(x, grid, interpolation_mode, padding_mode, align_corners):
     return found + (grid.detach().abs() * 0).sum(-1).unsqueeze(1)
 
 
-def _linear_of_scales(operator):
-    """PyTorch's rule; along a dimension that keeps its size, eager copies, whatever the scale."""
+def _of_sizes(make):
+    """One dimension after the other, the last first; sums are kept in 32 bits at least."""
+
+    def rule(x, output_size, align_corners, *scales):
+        if not x.is_floating_point():
+            return NotImplemented  # PyTorch's weights of bytes are fixed-point numbers.
+        wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+        for d in reversed(range(len(output_size))):
+            scale = scales[d] if d < len(scales) else None
+            taps = make(x.shape[2 + d], output_size[d], align_corners, scale)
+            wide = weighted(wide, 2 + d, taps)
+        return wide.to(x.dtype)
+
+    return rule
+
+
+def _of_scales(make):
+    """Along a dimension that keeps its size, eager copies, whatever the scale."""
 
     def rule(x, output_size, align_corners, scale_factors=None):
         if not x.is_floating_point():
@@ -168,21 +184,7 @@ def _linear_of_scales(operator):
         if sizes is None:
             pairs = zip(x.shape[2:], scales, strict=True)
             sizes = [n * int(s) if int(s) == s else sym_int(n * s) for n, s in pairs]
-        for d, scale in enumerate(scales):
-            if scale is not None and 1 <= scale < 2 and sizes[d] == x.shape[2 + d]:
-                scales[d] = None
-        return decomposition_table[operator](x, sizes, align_corners, *scales)
-
-    return rule
-
-
-def _of_floats(operator):
-    """PyTorch's rule, which rounds bytes otherwise than eager's kernel of fixed-point weights."""
-
-    def rule(x, *args, **kwargs):
-        if not x.is_floating_point():
-            return NotImplemented
-        return decomposition_table[operator](x, *args, **kwargs)
+        return _of_sizes(make)(x, sizes, align_corners, *scales)
 
     return rule
 
@@ -218,11 +220,15 @@ RULES = {
     aten.fractional_max_pool3d.default: fractional_max_pool,
     aten._upsample_bilinear2d_aa.default: _rule(_triangle, 1),
     aten._upsample_bicubic2d_aa.default: _rule(_cubic, 2),
-    aten.upsample_bilinear2d.default: _of_floats(aten.upsample_bilinear2d.default),
-    aten.upsample_bilinear2d.vec: _linear_of_scales(aten.upsample_bilinear2d.default),
-    aten.upsample_linear1d.vec: _linear_of_scales(aten.upsample_linear1d.default),
+    aten.upsample_bicubic2d.default: _of_sizes(cubic),
+    aten.upsample_bicubic2d.vec: _of_scales(cubic),
+    aten.upsample_bilinear2d.default: _of_sizes(linear),
+    aten.upsample_bilinear2d.vec: _of_scales(linear),
+    aten.upsample_linear1d.default: _of_sizes(linear),
+    aten.upsample_linear1d.vec: _of_scales(linear),
     aten.upsample_nearest2d.vec: upsample_nearest2d,
-    aten.upsample_trilinear3d.vec: _linear_of_scales(aten.upsample_trilinear3d.default),
+    aten.upsample_trilinear3d.default: _of_sizes(linear),
+    aten.upsample_trilinear3d.vec: _of_scales(linear),
 }
 
 __all__ = ["RULES"]
