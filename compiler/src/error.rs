@@ -93,7 +93,7 @@ impl CompileError {
             CompileError::Fuse(fusion::FuseError::Circle { .. })
                 | CompileError::Broken { .. }
                 | CompileError::Nvrtc(NvrtcError::Refused { .. })
-                | CompileError::Cuda(CudaError::Load { .. } | CudaError::SharedMemory { .. })
+                | CompileError::Cuda(CudaError::SharedMemory { .. })
         )
     }
 }

@@ -20,8 +20,12 @@ use std::sync::Arc;
 const MIN_COST: u32 = 16;
 /// Most bytes of a row that is kept: a part of a core's first cache.
 const MAX_ROW_BYTES: i64 = 1 << 15;
+/// Rows that are computed side by side where memory is contiguous from one row to the next.
+const SIDE_BY_SIDE: i64 = 64;
+/// Most bytes of all of these: a part of the second cache.
+const MAX_SIDE_BY_SIDE_BYTES: i64 = 1 << 17;
 /// Most rows that a kernel keeps.
-const MAX_ROWS: usize = 4;
+const MAX_ROWS: usize = 3;
 
 /// Keeps rows of values in the kernels.
 pub(crate) fn keep(graph: &mut Graph, kernels: &mut [Node]) {
@@ -64,7 +68,12 @@ fn most_expensive(graph: &Graph, kernel: &Map) -> Option<Value> {
                 let Some((expr, reads, dtype)) = value(graph, tasklet, part) else {
                     return;
                 };
-                if points(map) * dtype.bytes() as i64 > MAX_ROW_BYTES {
+                let bytes = points(map) * dtype.bytes() as i64;
+                let many = bytes * SIDE_BY_SIDE > MAX_SIDE_BY_SIDE_BYTES;
+                if !is_of_each(&expr, &reads, &map.params)
+                    || bytes > MAX_ROW_BYTES
+                    || (many && reads.iter().any(|m| is_across(graph, m, &map.params)))
+                {
                     return;
                 }
                 let same =
@@ -88,6 +97,58 @@ fn most_expensive(graph: &Graph, kernel: &Map) -> Option<Value> {
     found.into_iter().max_by_key(|v| v.expr.cost())
 }
 
+/// Whether a value depends on every loop, and what has to be computed at each point of the innermost one is expensive.
+fn is_of_each(expr: &Expr, reads: &[Memlet], loops: &[Param]) -> bool {
+    let mentions = |e: &Expr, p: &Param| {
+        let mut found = false;
+        e.visit(&mut |part| {
+            found |= match part {
+                Expr::In(i) => reads[*i].subset.iter().any(|index| match index {
+                    Index::At(at) => at.mentions(&p.name),
+                    Index::Data(_) => true,
+                }),
+                Expr::Index(at) => at.mentions(&p.name),
+                _ => false,
+            }
+        });
+        found
+    };
+    let Some(last) = loops.last() else {
+        return false;
+    };
+    let mut fixed = 0;
+    count_fixed(expr, &|e| mentions(e, last), &mut fixed);
+    loops.iter().all(|p| mentions(expr, p)) && expr.cost() - fixed >= MIN_COST
+}
+
+/// Adds the operations of the parts that do not move.
+fn count_fixed(e: &Expr, moves: &dyn Fn(&Expr) -> bool, fixed: &mut u32) {
+    if !moves(e) {
+        *fixed += e.cost();
+        return;
+    }
+    match e {
+        Expr::Const(_) | Expr::In(_) | Expr::Index(_) => {}
+        Expr::Unary(_, a) | Expr::Cast(_, a) => count_fixed(a, moves, fixed),
+        Expr::Binary(_, a, b) | Expr::Uniform(a, b) => {
+            count_fixed(a, moves, fixed);
+            count_fixed(b, moves, fixed);
+        }
+        Expr::Select(a, b, c) => {
+            for part in [a, b, c] {
+                count_fixed(part, moves, fixed);
+            }
+        }
+    }
+}
+
+/// Whether memory is contiguous across the loops, from one row to the next.
+fn is_across(graph: &Graph, m: &Memlet, loops: &[Param]) -> bool {
+    let fastest = graph.container(m.container).layout.order().last().copied();
+    let index = fastest.and_then(|d| m.subset.get(d));
+    matches!(index, Some(Index::At(at)) if !loops.iter().any(|p| at.mentions(&p.name)))
+}
+
 /// Calls `f` with the parts of an expression that are computed whatever the others are.
 fn each_value(e: &Expr, f: &mut dyn FnMut(&Expr)) {
     f(e);
@@ -101,8 +162,7 @@ fn each_value(e: &Expr, f: &mut dyn FnMut(&Expr)) {
     }
 }
 
-/// A part of a tasklet's expression on its own, if it may be kept: floats that are expensive and read where the loops
-/// are.
+/// A part of a tasklet's expression on its own, if it may be kept: expensive floats, of elements that no data look up.
 fn value(graph: &Graph, tasklet: &Tasklet, part: &Expr) -> Option<(Expr, Vec<Memlet>, DType)> {
     if part.cost() < MIN_COST {
         return None;
@@ -122,7 +182,9 @@ fn value(graph: &Graph, tasklet: &Tasklet, part: &Expr) -> Option<(Expr, Vec<Mem
     let reads: Vec<Memlet> = order.iter().map(|i| tasklet.inputs[*i].clone()).collect();
     let mut indices = reads.iter().flat_map(|m| &m.subset);
     let is_looked_up = indices.any(|i| matches!(i, Index::Data(_)));
-    if is_looked_up || reads.is_empty() || !matches!(own, DType::F32 | DType::F64) {
+    // What is made of constants alone takes the type of what reads it.
+    let is_weak = part.natural_dtype(DType::F64, &types).arithmetic() != own;
+    if is_looked_up || is_weak || reads.is_empty() || !matches!(own, DType::F32 | DType::F64) {
         return None;
     }
     let expr = part.map_leaves(&|leaf| match leaf {
@@ -249,6 +311,18 @@ mod tests {
         let graph = kept(&softmax("sin($0)", "exp(sin($0) - $1) / $2"));
         assert_eq!(rows(&graph), 2, "{graph}");
         assert_eq!(graph.to_string().matches("sin(").count(), 2, "{graph}");
+    }
+
+    #[test]
+    fn values_of_the_row_alone_are_not_spread_over_it() {
+        let graph = kept(&softmax("$0", "$0 - $1 - log($2)"));
+        assert_eq!(rows(&graph), 0, "{graph}");
+        let twice = "map [b < 40] {
+            map [h < 24] { tasklet %m[b] (max) = $0 from %x[b, h] }
+            map [h < 24] { tasklet %s[b] (sum) = $0 * exp($1) from %x[b, h], %m[b] }
+            map [h < 24] { tasklet %y[b, h] = $0 * exp($1) / $2 from %x[b, h], %m[b], %s[b] }
+        }";
+        assert_eq!(rows(&kept(twice)), 0);
     }
 
     #[test]

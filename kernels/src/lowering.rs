@@ -49,6 +49,14 @@ use work::work;
 /// Stands for a kernel's name in its text, so that equal kernels have equal text.
 const PLACEHOLDER: &str = "SH_KERNEL_NAME";
 
+/// Reductions over vector lanes that propagate NaN, for `#pragma omp simd`.
+const REDUCTIONS: &str = "\
+#pragma omp declare reduction(sh_max : float : omp_out = sh_max(omp_out, omp_in)) initializer(omp_priv = -__builtin_inff())
+#pragma omp declare reduction(sh_min : float : omp_out = sh_min(omp_out, omp_in)) initializer(omp_priv = __builtin_inff())
+#pragma omp declare reduction(sh_max : double : omp_out = sh_max_f64(omp_out, omp_in)) initializer(omp_priv = -__builtin_inf())
+#pragma omp declare reduction(sh_min : double : omp_out = sh_min_f64(omp_out, omp_in)) initializer(omp_priv = __builtin_inf())
+";
+
 /// A fused graph as sources and launches.
 #[derive(Clone, Debug)]
 pub struct Lowered {
@@ -466,5 +474,5 @@ fn identifier(name: &str) -> String {
 
 /// What stands above the kernels of a file.
 fn head() -> String {
-    format!("{}{}", prelude::ALL, emit::INTEGER_SUPPORT)
+    format!("{}{}{}", prelude::ALL, emit::INTEGER_SUPPORT, REDUCTIONS)
 }

@@ -17,7 +17,7 @@ const FEW: i64 = 64;
 const MOST: i64 = 128;
 /// Elements that are sorted by digits rather than merged.
 const DIGITS: i64 = 128;
-/// Elements of a row for each that is asked for, from which some are left out before the rest is sorted.
+/// If a row has this many elements for each that is asked for, the late ones are left out before the rest is sorted.
 const SPARE: i64 = 3;
 
 /// An array with one axis, from outside to inside.
@@ -211,7 +211,8 @@ impl Along {
 
     /// Whether elements that are surely too late are left out before the others are sorted.
     fn selects(&self, first: First) -> bool {
-        self.n >= 4 * DIGITS && first.k * SPARE <= self.n
+        // The first bits of small integers are all equal.
+        self.dtype.is_float() && self.n >= 4 * DIGITS && first.k * SPARE <= self.n
     }
 
     fn sorted(&self, name: &str, first: First) -> String {
@@ -245,7 +246,7 @@ impl Along {
     }
 }
 
-/// Keeps the elements whose first bits are those of the `k` first ones, in order; returns how many are left.
+/// Keeps, in order, the elements whose first 11 bits are at most those of the `k`-th one; returns how many are left.
 fn select_text(name: &str, key: &str, bits: usize, n: i64, k: i64) -> String {
     let shift = bits - 11;
     format!(

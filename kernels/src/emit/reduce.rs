@@ -16,6 +16,9 @@ const BLOCK_TERMS: i64 = 4096;
 /// Most of them that one lane adds.
 const LANE_TERMS: i64 = 256;
 
+/// Shortest innermost loop whose extreme is found by integers.
+const KEYED: i64 = 16;
+
 /// What a write does at each iteration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Update {
@@ -68,6 +71,8 @@ pub(crate) struct Accumulation {
     pub(crate) chunk: Option<i64>,
     /// Row: where it is kept.
     pub(crate) row: Option<Row>,
+    /// Register: integers stand for the floats of an extreme.
+    keyed: bool,
     name: String,
     into: Into,
 }
@@ -104,6 +109,7 @@ impl Accumulation {
             wide: false,
             chunk: None,
             row: None,
+            keyed: false,
             name: format!("a{n}"),
             into: Into::Container,
         };
@@ -133,6 +139,8 @@ impl Accumulation {
             };
         }
         if register {
+            let is_extreme = matches!(acc.reduction, Reduction::Max | Reduction::Min);
+            acc.keyed = is_extreme && loops[loops.len() - 1].size >= KEYED;
             let terms: i64 = loops[acc.depth..].iter().map(|l| l.size).product();
             let wide = scalar::wide_type(dtype, acc.reduction) != dtype;
             let lanes = loops[loops.len() - 1].size.min(BLOCK_TERMS / LANE_TERMS);
@@ -161,6 +169,7 @@ impl Accumulation {
             wide: false,
             chunk: None,
             row: None,
+            keyed: false,
             name: format!("a{n}"),
             into: Into::Part(room),
         }
@@ -201,12 +210,12 @@ impl Accumulation {
     }
 
     /// The type of the integers that stand for the floats of an extreme in a register, in the same order: compilers
-    /// find the largest integer of a vector in a few instructions, but not the largest float that may be NaN.
+    /// find the largest integer of a vector in a few instructions, but not the largest float that may be NaN. Of zeros
+    /// with both signs, the positive one is the larger; in short loops, it is the first, as in eager.
     fn key(&self) -> Option<DType> {
-        let is_extreme = matches!(self.reduction, Reduction::Max | Reduction::Min);
         match self.dtype {
-            DType::F32 if is_extreme && self.is_register() => Some(DType::I32),
-            DType::F64 if is_extreme && self.is_register() => Some(DType::I64),
+            DType::F32 if self.keyed => Some(DType::I32),
+            DType::F64 if self.keyed => Some(DType::I64),
             _ => None,
         }
     }
@@ -276,8 +285,13 @@ impl Accumulation {
 
     /// The reduction clause of the vector loop.
     pub(crate) fn clause(&self) -> Option<String> {
-        self.is_register()
-            .then(|| scalar::simd_clause(self.reduction, &self.inner_name()))
+        self.is_register().then(|| {
+            scalar::simd_clause(
+                self.reduction,
+                self.key().unwrap_or(self.dtype),
+                &self.inner_name(),
+            )
+        })
     }
 
     /// The array that is written: the container's name or the thread's part.

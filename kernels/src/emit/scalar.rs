@@ -217,13 +217,15 @@ pub fn binary(f: Binary, a: &str, b: &str, of: DType) -> String {
     }
 }
 
-/// The clause that makes a vector loop reduce into `acc`.
-pub fn simd_clause(reduction: Reduction, acc: &str) -> String {
-    let op = match reduction {
-        Reduction::Sum => "+",
-        Reduction::Prod => "*",
-        Reduction::Max => "max",
-        Reduction::Min => "min",
+/// The clause that makes a vector loop reduce into `acc`, of type `dtype`.
+pub fn simd_clause(reduction: Reduction, dtype: DType, acc: &str) -> String {
+    let op = match (reduction, dtype.is_float()) {
+        (Reduction::Sum, _) => "+",
+        (Reduction::Prod, _) => "*",
+        (Reduction::Max, true) => "sh_max",
+        (Reduction::Min, true) => "sh_min",
+        (Reduction::Max, false) => "max",
+        (Reduction::Min, false) => "min",
     };
     format!(" reduction({op}:{acc})")
 }

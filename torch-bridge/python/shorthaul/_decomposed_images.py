@@ -113,21 +113,24 @@ def _coordinate(given, size: int, padding: int, align_corners: bool):
     return at if padding == _ZEROS else at.clamp(0, size - 1)
 
 
-def grid_sampler_3d(x, grid, interpolation_mode, padding_mode, align_corners):
-    """Each value from the eight positions around a point, or from the nearest one."""
+def _sampled(x, grid, interpolation_mode, padding_mode, align_corners):
+    """Each value from the corners of the cell around a point, or from the nearest one."""
     n, n_channels, *sizes = x.shape
+    n_dims = len(sizes)
     # The grid names the last dimension first.
     points = [
-        _coordinate(grid[..., 2 - d], sizes[d], padding_mode, align_corners) for d in range(3)
+        _coordinate(grid[..., n_dims - 1 - d], sizes[d], padding_mode, align_corners)
+        for d in range(n_dims)
     ]
     flat, total = x.flatten(2), None
     is_nearest = interpolation_mode == _NEAREST
     lower = [(p.detach().round() if is_nearest else p.detach().floor()) for p in points]
-    for corner in itertools.product((0,) if is_nearest else (0, 1), repeat=3):
+    for corner in itertools.product((0,) if is_nearest else (0, 1), repeat=n_dims):
         weight, inside, at = None, None, None
         for d, step in enumerate(corner):
             place = lower[d] + step
-            own = 1 - (points[d] - place).abs()
+            # Its slope is 1 or -1 also where a point lies on a corner.
+            own = points[d] - lower[d] if step else lower[d] + 1 - points[d]
             if is_nearest:
                 own = with_zero_slope(torch.ones_like(place), points[d])
             within = (place >= 0) & (place <= sizes[d] - 1)
@@ -135,17 +138,18 @@ def grid_sampler_3d(x, grid, interpolation_mode, padding_mode, align_corners):
             weight = own if weight is None else weight * own
             inside = within if inside is None else inside & within
             at = index if at is None else at * sizes[d] + index
-        shape = [n, n_channels, math.prod(grid.shape[1:4])]
+        shape = [n, n_channels, math.prod(grid.shape[1:-1])]
         values = flat.gather(2, at.reshape(n, 1, -1).expand(shape))
-        values = values.reshape(n, n_channels, *grid.shape[1:4])
+        values = values.reshape(n, n_channels, *grid.shape[1:-1])
         share = torch.where(inside, weight, 0.0).unsqueeze(1) * values
         total = share if total is None else total + share
     return total
 
 
 def grid_sampler_2d(x, grid, interpolation_mode, padding_mode, align_corners):
-    """PyTorch's rule, with eager's result at places that are no numbers."""
-    rule = decomposition_table[aten.grid_sampler_2d.default]
+    """With eager's result at places that are no numbers; the cubic one is PyTorch's rule."""
+    is_cubic = interpolation_mode not in (_BILINEAR, _NEAREST)
+    rule = decomposition_table[aten.grid_sampler_2d.default] if is_cubic else _sampled
     found = rule(x, grid, interpolation_mode, padding_mode, align_corners)
     if interpolation_mode == _NEAREST:
         # The places have the gradient zero, not none.
@@ -153,7 +157,7 @@ def grid_sampler_2d(x, grid, interpolation_mode, padding_mode, align_corners):
         return found + torch.where(ghost == 0, ghost, 0.0).unsqueeze(1)
     if padding_mode != _ZEROS or interpolation_mode != _BILINEAR:
         return found
-    # Zero, or no number where a place is none. PyTorch's rule takes such a place for one outside.
+    # Zero, or no number where a place is none. The rule takes such a place for one outside.
     return found + (grid.detach().abs() * 0).sum(-1).unsqueeze(1)
 
 
@@ -215,7 +219,7 @@ def max_pool_backward(dy, x, *window_and_indices):
 RULES = {
     aten.max_pool2d_with_indices_backward.default: max_pool_backward,
     aten.grid_sampler_2d.default: grid_sampler_2d,
-    aten.grid_sampler_3d.default: grid_sampler_3d,
+    aten.grid_sampler_3d.default: _sampled,
     aten.fractional_max_pool2d.default: fractional_max_pool,
     aten.fractional_max_pool3d.default: fractional_max_pool,
     aten._upsample_bilinear2d_aa.default: _rule(_triangle, 1),
