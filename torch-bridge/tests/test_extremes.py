@@ -1,4 +1,4 @@
-"""The largest and smallest elements of rows, beside eager: every length of a last vector, and NaN."""
+"""Largest and smallest elements of rows, beside eager: every length of a last vector, and NaN."""
 
 from __future__ import annotations
 
