@@ -10,7 +10,7 @@
 //! Never keeps what another kernel reads; that is [`inline`](crate::inline)'s decision.
 
 use crate::inline::tidy_inputs;
-use crate::unit::{constant, points, unit, unit_tasklet_mut};
+use crate::unit::{constant, mentions, points, unit, unit_tasklet_mut};
 use graph::{
     DType, Expr, Graph, Index, Map, Memlet, Node, NodeKind, Param, Storage, SymExpr, Tasklet,
 };
@@ -99,14 +99,11 @@ fn most_expensive(graph: &Graph, kernel: &Map) -> Option<Value> {
 
 /// Whether a value depends on every loop, and what has to be computed at each point of the innermost one is expensive.
 fn is_of_each(expr: &Expr, reads: &[Memlet], loops: &[Param]) -> bool {
-    let mentions = |e: &Expr, p: &Param| {
+    let moves_with = |e: &Expr, p: &Param| {
         let mut found = false;
         e.visit(&mut |part| {
             found |= match part {
-                Expr::In(i) => reads[*i].subset.iter().any(|index| match index {
-                    Index::At(at) => at.mentions(&p.name),
-                    Index::Data(_) => true,
-                }),
+                Expr::In(i) => mentions(&reads[*i], &p.name),
                 Expr::Index(at) => at.mentions(&p.name),
                 _ => false,
             }
@@ -117,8 +114,8 @@ fn is_of_each(expr: &Expr, reads: &[Memlet], loops: &[Param]) -> bool {
         return false;
     };
     let mut fixed = 0;
-    count_fixed(expr, &|e| mentions(e, last), &mut fixed);
-    loops.iter().all(|p| mentions(expr, p)) && expr.cost() - fixed >= MIN_COST
+    count_fixed(expr, &|e| moves_with(e, last), &mut fixed);
+    loops.iter().all(|p| moves_with(expr, p)) && expr.cost() - fixed >= MIN_COST
 }
 
 /// Adds the operations of the parts that do not move.

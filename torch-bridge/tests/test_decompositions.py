@@ -408,6 +408,25 @@ def test_samples_of_a_volume(mode, padding):
     )
 
 
+@pytest.mark.parametrize("n_dims", [2, 3])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_slopes_of_samples_that_lie_on_elements(padding, n_dims):
+    """A sum of distances would have the slope 0 there."""
+    along = torch.linspace(-1, 1, 5, dtype=torch.float64)
+    places = torch.meshgrid(*[along] * n_dims, indexing="ij")
+    x, grid = torch.randn(1, 2, *[5] * n_dims, dtype=torch.float64), torch.stack(places[::-1], -1)
+
+    def slope(function):
+        own = grid[None].clone().requires_grad_()
+        y = function(x, own, padding_mode=padding, align_corners=True)
+        return torch.autograd.grad(y, own, torch.arange(y.numel()).view_as(y).to(y.dtype))[0]
+
+    torch.testing.assert_close(
+        slope(torch.compile(nn.functional.grid_sample, backend="shorthaul", fullgraph=True)),
+        slope(nn.functional.grid_sample),
+    )
+
+
 def loss_in_chunks(reduction):
     options = getattr(nn, "LinearCrossEntropyOptions", None)
     if options is None:
