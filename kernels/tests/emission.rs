@@ -409,7 +409,7 @@ fn composite_axes_have_fast_forms() {
 }
 
 /// Kernels whose text is kept: one of each kind.
-const SNAPSHOTS: [&str; 7] = [
+const SNAPSHOTS: [&str; 8] = [
     "relu_residual",
     "softmax",
     "layer_norm_backward",
@@ -417,6 +417,7 @@ const SNAPSHOTS: [&str; 7] = [
     "max_pool",
     "pad_and_reverse",
     "embedding_backward",
+    "transposition_by_tiles",
 ];
 
 #[test]

@@ -184,21 +184,16 @@ impl GatherPart<'_> {
     }
 
     pub(super) fn pack_block(&self, t: &mut CText, batch: &[String], ks: &[String], k_blocks: i64) {
-        let (p, s) = (&self.plan, &self.plan.shape);
+        let p = &self.plan;
         if p.source != VectorSource::Thread {
             return;
         }
         let key = format!("(bt*{}L + nc)*{k_blocks}L + kb", p.n_chunks);
         t.line(format!("if (packed != {key}) {{"));
         t.line(format!("packed = {key};"));
-        t.line("for (long p = p0; p < p1; p++) {");
-        let outer = self.decode_panel(t);
-        let mut src = strided(batch, &s.batch, |d| d.b);
-        src.extend(self.panel_source(&outer));
-        src.extend(strided(ks, &s.k, |d| d.b));
         let dst = format!("sb + (p - p0)*{}L", p.k_block() * p.nr());
-        self.pack_call(t, &affine(&src, s.b_base), &dst, "kn");
-        t.close(2);
+        self.pack_panels(t, batch, ks, &dst);
+        t.close(1);
     }
 
     pub(super) fn panels_and_tiles(

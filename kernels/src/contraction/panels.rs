@@ -8,6 +8,9 @@ use super::groups::GroupDim;
 use super::pack::{PackLevel, Panel};
 use super::text::{CText, affine};
 
+/// Rows of several panels that are packed before the next ones.
+const ROWS_TOGETHER: i64 = 16;
+
 impl GatherPart<'_> {
     /// Emits the copy of a panel of `width` columns; `valid` of them exist, or as many as an argument says.
     pub(super) fn panel_function(
@@ -24,10 +27,15 @@ impl GatherPart<'_> {
             self.diagonal_panel(t, d, at, &name);
             return;
         }
-        let levels = self.block_levels().into_iter();
-        let levels = levels.map(|(d, runtime, row)| PackLevel {
-            extent: d.size,
-            runtime,
+        let rows = self.rows_together();
+        let levels = self.block_levels().into_iter().enumerate();
+        let levels = levels.map(|(at, (d, runtime, row))| PackLevel {
+            extent: if rows.is_some_and(|rows| at < rows) {
+                1
+            } else {
+                d.size
+            },
+            runtime: rows.map_or(runtime, |rows| at == rows),
             b: d.b,
             row,
             is_open: self.plan.open.reduction,
@@ -74,6 +82,18 @@ impl GatherPart<'_> {
         }
     }
 
+    /// The level of a block's rows, if several panels are packed together, some rows of all before the next rows. One
+    /// panel's part of a row is two cache lines: read panel by panel, every row is in another page, and nothing is
+    /// prefetched.
+    pub(super) fn rows_together(&self) -> Option<usize> {
+        let p = &self.plan;
+        let (cut, k) = (p.k_cut, &p.shape.k[p.k_cut.depth..]);
+        // Of a dim that is cut into single positions, a block has one.
+        let at = usize::from(k.len() > 1 && cut.blocks == k[0].size);
+        let is_plain = p.shape.diagonal.is_none() && p.n_inner().b == 1;
+        (is_plain && k.get(at)?.b.abs() >= p.n_inner().size).then_some(at)
+    }
+
     /// Width of panel `pi`, as a C expression.
     pub(super) fn width(&self) -> String {
         match self.plan.tail().map(|v| self.tail_width(v)) {
@@ -118,29 +138,72 @@ impl GatherPart<'_> {
             "(void)scratch; {number} *W = ({number} *)buf[3] + {}L;",
             self.shared_at
         ));
-        t.line(format!(
-            "for (long u = {units}L*tid/nt; u < {units}L*(tid + 1)/nt; u++) {{"
-        ));
-        t.line(format!(
-            "const long kb = u%{blocks}L, p = u/{blocks}L%{}L, bt = u/{}L;",
-            self.plan.panels(),
-            blocks * self.plan.panels()
-        ));
+        let panels = self.plan.panels();
+        if self.rows_together().is_some() {
+            // A thread's panels of one block at once.
+            t.line(format!(
+                "for (long u = {units}L*tid/nt, end = {units}L*(tid + 1)/nt, next; u < end; u = next) {{"
+            ));
+            t.line(format!(
+                "const long p0 = u%{panels}L, kb = u/{panels}L%{blocks}L, bt = u/{}L;",
+                panels * blocks
+            ));
+            t.line(format!("next = shl_min(end, u - p0 + {panels}L);"));
+            t.line("const long p1 = p0 + next - u;");
+        } else {
+            t.line(format!(
+                "for (long u = {units}L*tid/nt; u < {units}L*(tid + 1)/nt; u++) {{"
+            ));
+            t.line(format!(
+                "const long kb = u%{blocks}L, p0 = u/{blocks}L%{panels}L, p1 = p0 + 1, bt = u/{}L;",
+                blocks * panels
+            ));
+        }
         let batch = decode(t, &s.batch, "bt", "bt");
-        let outer = self.decode_panel(t);
         let starts = self.decode_reduction(t);
-        let mut src = strided(&batch, &s.batch, |d| d.b);
-        src.extend(self.panel_source(&outer));
-        src.extend(strided(&starts, &s.k, |d| d.b));
-        let dst = format!(
-            "W + (bt*{}L + p)*{}L + ({})*{}",
-            self.plan.panels(),
-            self.plan.k_total() * self.plan.nr(),
-            self.flat_start(&starts),
-            self.width()
-        );
-        self.pack_call(t, &affine(&src, s.b_base), &dst, "kn");
+        let place = format!("bt*{panels}L + p");
+        let place = format!("W + ({place})*{}L", self.plan.k_total() * self.plan.nr());
+        let within = format!(" + ({})*{}", self.flat_start(&starts), self.width());
+        self.pack_panels(t, &batch, &starts, &(place + &within));
         t.close(2);
+    }
+
+    /// Packs panels `p0..p1` of a block of the reduction; `dst` is the place of panel `p`.
+    pub(super) fn pack_panels(
+        &self,
+        t: &mut CText,
+        batch: &[String],
+        starts: &[String],
+        dst: &str,
+    ) {
+        let s = &self.plan.shape;
+        let rows = self.rows_together().map(|at| (at, self.block_levels()[at]));
+        if let Some((at, (dim, ..))) = rows {
+            let n = if at == 0 {
+                "kn".to_string()
+            } else {
+                format!("{}L", dim.size)
+            };
+            t.line(format!(
+                "for (long k = 0; k < {n}; k += {ROWS_TOGETHER}L) {{"
+            ));
+            t.line(format!(
+                "const long kr = shl_min({n} - k, {ROWS_TOGETHER}L);"
+            ));
+        }
+        t.line("for (long p = p0; p < p1; p++) {");
+        let outer = self.decode_panel(t);
+        let mut src = strided(batch, &s.batch, |d| d.b);
+        src.extend(self.panel_source(&outer));
+        src.extend(strided(starts, &s.k, |d| d.b));
+        if let Some((_, (dim, _, row))) = rows {
+            src.push(("k".to_string(), dim.b));
+            let dst = format!("{dst} + k*{row}L*{}", self.width());
+            self.pack_call(t, &affine(&src, s.b_base), &dst, "kr");
+        } else {
+            self.pack_call(t, &affine(&src, s.b_base), dst, "kn");
+        }
+        t.close(1 + usize::from(rows.is_some()));
     }
 
     /// Declares the start of each reduction dim of block `kb`, and `kn`; returns the start variables.

@@ -20,6 +20,7 @@ mod rows;
 pub mod scalar;
 mod schedule;
 pub mod text;
+mod tile;
 pub mod values;
 mod widen;
 

@@ -6,6 +6,7 @@
 use super::body::{Array, Body, ElementAccess, Kernel, Nest, Statement, Write};
 use super::index::{Extents, Loop, coefficient, mentions};
 use super::merge::{substituted, visit_statements};
+use super::tile;
 use graph::{ContainerId, Expr, SymExpr, Symbol};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -43,9 +44,9 @@ const BLOCK: i64 = 4096;
 const SUNK_BLOCK: i64 = 64;
 /// Elements of a vector loop between two steps of the loop along which an operand is contiguous: the cache
 /// lines that they touch stay in the first-level cache until all of each line is used.
-const TURNED_BLOCK: i64 = 64;
+pub(super) const TURNED_BLOCK: i64 = 64;
 /// Elements of a cache line, of the smallest type that is worth it.
-const LINE: i64 = 16;
+pub(super) const LINE: i64 = 16;
 /// Parallel steps wanted for each thread, for balance.
 const STEPS_PER_THREAD: i64 = 4;
 
@@ -160,7 +161,12 @@ fn joined(s: &Statement, outer: &Symbol, inner: &Symbol, var: &Symbol) -> Statem
 }
 
 /// Cost of one access when `var` is the vector loop, in units of a contiguous access.
-fn access_cost(place: &ElementAccess, statement: &Statement, var: &Symbol, local: bool) -> f64 {
+pub(super) fn access_cost(
+    place: &ElementAccess,
+    statement: &Statement,
+    var: &Symbol,
+    local: bool,
+) -> f64 {
     let gathered = place.gather.iter().any(|g| {
         let index = &statement.reads[g.read];
         mentions(&index.offset, var) || !index.gather.is_empty()
@@ -178,7 +184,11 @@ fn access_cost(place: &ElementAccess, statement: &Statement, var: &Symbol, local
     if guarded { cost + 0.5 } else { cost }
 }
 
-fn vector_cost(statements: &[Statement], l: &Loop, arrays: &BTreeMap<ContainerId, Array>) -> f64 {
+pub(super) fn vector_cost(
+    statements: &[Statement],
+    l: &Loop,
+    arrays: &BTreeMap<ContainerId, Array>,
+) -> f64 {
     let mut cost = 0.05;
     for s in statements {
         for p in s.reads.iter().chain(s.writes.iter().map(|w| &w.place)) {
@@ -218,7 +228,7 @@ fn reach(statements: &[Statement], var: &Symbol) -> i64 {
 }
 
 /// Sorts loops outermost first: reduced ones inside, large steps outside.
-fn order(loops: &mut [Loop], statements: &[Statement]) {
+pub(super) fn order(loops: &mut [Loop], statements: &[Statement]) {
     loops.sort_by_key(|l| {
         let reduced = statements
             .iter()
@@ -228,7 +238,7 @@ fn order(loops: &mut [Loop], statements: &[Statement]) {
     });
 }
 
-fn points(loops: &[Loop]) -> i64 {
+pub(super) fn points(loops: &[Loop]) -> i64 {
     loops.iter().map(|l| l.size).product()
 }
 
@@ -246,7 +256,13 @@ fn schedule_free(
     threads: i64,
 ) -> Scheduled {
     let mut rest = loops;
-    let vector = best_vector(&rest, &statements, &kernel.arrays).map(|(at, _)| rest.remove(at));
+    let best = best_vector(&rest, &statements, &kernel.arrays);
+    let tile =
+        best.and_then(|(_, cost)| tile::tile(&rest, &statements, &kernel.arrays, cost, threads));
+    if let Some(tile) = tile {
+        return tile::schedule(&tile, rest, statements, kernel);
+    }
+    let vector = best.map(|(at, _)| rest.remove(at));
     order(&mut rest, &statements);
     let conflicts: Vec<&Write> = statements
         .iter()
@@ -329,7 +345,7 @@ fn cut(v: &Loop, steps: i64, threads: i64, extents: &mut Extents) -> Option<Stri
 }
 
 /// The vector loop in blocks of length `block`; `None` if that is a single block.
-fn blocks(v: &Loop, block: i64, extents: &mut Extents) -> Option<Strip> {
+pub(super) fn blocks(v: &Loop, block: i64, extents: &mut Extents) -> Option<Strip> {
     if block >= v.size {
         return None;
     }

@@ -42,7 +42,7 @@ fn ranges_have_their_lengths() {
     assert_eq!(whole([i64::MAX, i64::MAX - 3, -2]), 2);
     assert_eq!(whole([3, 3, 1]), 0);
     let single = |bounds: [f32; 3]| range(bounds.map(|x| Values::F32(vec![x])));
-    assert_eq!(single([0.1, 1.1, 0.1]), 10, "as in ONNX Runtime");
+    assert_eq!(single([0.1, 1.1, 0.1]), 11, "as in ONNX Runtime");
     let double = |bounds: [f64; 3]| range(bounds.map(|x| Values::F64(vec![x])));
     assert_eq!(double([0.0, 16_777_217.0, 1.0]), 16_777_217);
     let no_step = [0, 1, 0].map(|n| Tensor::new(&[], Values::I64(vec![n])));

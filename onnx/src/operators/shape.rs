@@ -150,8 +150,8 @@ fn one(cx: &Inference, at: usize) -> Option<SymExpr> {
 
 fn range_length(cx: &Inference) -> Option<SymExpr> {
     let scalar = |at: usize| cx.fact(at)?.scalar();
-    if let Some(element) = cx.fact(0)?.element.filter(|e| e.is_float()) {
-        let n = n_steps(element == Element::F64, scalar(0)?, scalar(1)?, scalar(2)?)?;
+    if cx.fact(0)?.element.is_some_and(Element::is_float) {
+        let n = n_steps(scalar(0)?, scalar(1)?, scalar(2)?)?;
         return Some(SymExpr::constant(n));
     }
     let (start, limit, delta) = (one(cx, 0)?, one(cx, 1)?, one(cx, 2)?.as_const()?);
@@ -168,13 +168,9 @@ fn range_length(cx: &Inference) -> Option<SymExpr> {
         .then(|| (distance + SymExpr::constant(step - 1)).floor_div(&SymExpr::constant(step)))
 }
 
-/// How many numbers there are. ONNX Runtime rounds the distance of bounds that are not declared as doubles.
-fn n_steps(is_double: bool, start: f64, limit: f64, delta: f64) -> Option<i64> {
-    let distance = match is_double {
-        true => limit - start,
-        false => f64::from((limit - start) as f32),
-    };
-    let n = (distance / delta).ceil().max(0.0);
+/// How many numbers there are, counted in doubles for each type of float, as ONNX Runtime does.
+fn n_steps(start: f64, limit: f64, delta: f64) -> Option<i64> {
+    let n = ((limit - start) / delta).ceil().max(0.0);
     (n.is_finite() && delta != 0.0).then_some(n as i64)
 }
 
@@ -205,11 +201,7 @@ fn range(call: &Call) -> Result<Vec<Tensor>, String> {
     let made = if element.is_float() {
         let scalar = |at: usize| call.input(at)?.scalar().ok_or_else(refuse);
         let (start, limit, delta) = (scalar(0)?, scalar(1)?, scalar(2)?);
-        // In a run that is widened to doubles, numbers that are floats were declared as such.
-        let is_single = |x: f64| f64::from(x as f32) == x;
-        let is_widened = call.widened && [start, limit, delta].into_iter().all(is_single);
-        let is_double = element == Element::F64 && !is_widened;
-        let n = count(n_steps(is_double, start, limit, delta))?;
+        let n = count(n_steps(start, limit, delta))?;
         let at = |i: usize| start + i as f64 * delta;
         let values: Vec<f64> = (0..n).map(at).collect();
         Tensor::floats(element, &[n], &values)

@@ -1,0 +1,205 @@
+//! Transpositions inside a map: an element is computed where the operands are contiguous, and stored where the
+//! result is. Between the two stands a tile on the stack.
+//!
+//! Owns the choice of the two loops and the rewriting of the statements. Legal for any map whose points are
+//! independent: the points of a tile run twice, once to compute and once to store, and nothing reads in between what
+//! is stored. The values are those of the map, bit by bit. Each cache line of operands and result is touched once;
+//! a vector loop that crosses the result touches one line for every element.
+
+use super::body::{Array, Body, ElementAccess, Kernel, Nest, Statement, Write};
+use super::index::{Loop, coefficient};
+use super::merge::substituted;
+use super::schedule::{LINE, TURNED_BLOCK, blocks, order, points, vector_cost};
+use super::schedule::{Scheduled, access_cost};
+use graph::{ContainerId, DType, Expr, SymExpr, Symbol};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Elements of the result that a tile has in a run.
+const RUN: i64 = 32;
+/// Cost of an element's way through a tile, in units of a contiguous access.
+const THROUGH: f64 = 2.0;
+/// Tiles of one kernel: what they hold stays in the first-level cache.
+const MOST: usize = 2;
+
+/// Which loops a tile has.
+pub(super) struct Tile {
+    /// The loop along which elements are computed.
+    vector: usize,
+    /// The loop along which they are stored.
+    turned: usize,
+    /// How many elements of it are stored together.
+    run: i64,
+}
+
+/// The largest part of `size` elements that all parts can have and that is worth a tile.
+fn run_of(size: i64) -> Option<i64> {
+    let fits = |n: &i64| size % n == 0;
+    let whole_lines = [RUN, LINE].into_iter().find(fits);
+    whole_lines.or_else(|| (4..=RUN).rev().find(fits))
+}
+
+fn step(place: &ElementAccess, l: &Loop) -> i64 {
+    coefficient(&place.offset, &l.var).unwrap_or(0).abs()
+}
+
+/// Whether the write crosses its container along `vector` and is contiguous along `turned`.
+fn crosses(w: &Write, vector: &Loop, turned: &Loop, arrays: &BTreeMap<ContainerId, Array>) -> bool {
+    let array = &arrays[&w.place.container];
+    let is_plain = !array.local
+        && array.rounded_to.is_none()
+        && w.place.gather.is_empty()
+        && w.place.guards.is_empty();
+    is_plain && step(&w.place, vector) >= LINE && step(&w.place, turned) == 1
+}
+
+/// The loops of a tile, if one makes the map cheaper than `best`, the cost of its best vector loop.
+pub(super) fn tile(
+    loops: &[Loop],
+    statements: &[Statement],
+    arrays: &BTreeMap<ContainerId, Array>,
+    best: f64,
+    threads: i64,
+) -> Option<Tile> {
+    let writes = || statements.iter().flat_map(|s| &s.writes);
+    if writes().any(|w| w.conflict.is_some()) {
+        return None;
+    }
+    let mut found: Option<(f64, Tile)> = None;
+    for (vector, v) in loops.iter().enumerate().filter(|(_, v)| v.size >= LINE) {
+        for (turned, t) in loops.iter().enumerate().filter(|(at, _)| *at != vector) {
+            let Some(run) = run_of(t.size) else { continue };
+            let turns: BTreeSet<ContainerId> = writes()
+                .filter(|w| crosses(w, v, t, arrays))
+                .map(|w| w.place.container)
+                .collect();
+            let reads = statements.iter().flat_map(|s| &s.reads);
+            let is_read = reads.clone().any(|r| turns.contains(&r.container));
+            let n_turned = writes()
+                .filter(|w| turns.contains(&w.place.container))
+                .count();
+            if turns.is_empty() || turns.len() > MOST || n_turned > turns.len() || is_read {
+                continue;
+            }
+            let n_tiles = points(loops) / (run * v.size.min(TURNED_BLOCK));
+            let direct: f64 = statements
+                .iter()
+                .flat_map(|s| s.writes.iter().map(move |w| (s, w)))
+                .filter(|(_, w)| turns.contains(&w.place.container))
+                .map(|(s, w)| access_cost(&w.place, s, &v.var, false))
+                .sum();
+            let cost = vector_cost(statements, v, arrays) - direct + THROUGH * turns.len() as f64;
+            let is_better = cost < found.as_ref().map_or(best, |(least, _)| *least);
+            if is_better && n_tiles >= threads {
+                found = Some((
+                    cost,
+                    Tile {
+                        vector,
+                        turned,
+                        run,
+                    },
+                ));
+            }
+        }
+    }
+    found.map(|(_, tile)| tile)
+}
+
+/// The schedule of a map with a tile.
+pub(super) fn schedule(
+    tile: &Tile,
+    mut rest: Vec<Loop>,
+    statements: Vec<Statement>,
+    mut kernel: Kernel,
+) -> Scheduled {
+    let (v, t) = (rest[tile.vector].clone(), rest[tile.turned].clone());
+    rest.retain(|l| l.var != v.var && l.var != t.var);
+    order(&mut rest, &statements);
+    let part = |suffix: &str, size| Loop {
+        var: Symbol::new(format!("{}_{suffix}", t.var)),
+        size,
+    };
+    let (outer, inner) = (part("o", t.size / tile.run), part("i", tile.run));
+    for l in [&outer, &inner] {
+        kernel.extents.insert(&l.var, l.size);
+    }
+    let position = SymExpr::from(&outer.var) * tile.run + SymExpr::from(&inner.var);
+    let mut statements: Vec<Statement> = statements
+        .iter()
+        .map(|s| split(s, &t.var, &position, [&outer.var, &inner.var]))
+        .collect();
+    let strip = blocks(&v, TURNED_BLOCK, &mut kernel.extents);
+    let width = strip.as_ref().map_or(v.size, |s| s.block);
+    let first = strip
+        .as_ref()
+        .map_or(SymExpr::default(), |s| SymExpr::from(&s.first));
+    let place = SymExpr::from(&inner.var) * width + SymExpr::from(&v.var) - first;
+    let mut stores = Vec::new();
+    for w in statements.iter_mut().flat_map(|s| &mut s.writes) {
+        if !crosses(w, &v, &inner, &kernel.arrays) {
+            continue;
+        }
+        let id = ContainerId(u32::MAX - stores.len() as u32);
+        let dtype = match kernel.arrays[&w.place.container].dtype {
+            DType::F16 | DType::BF16 => DType::F32,
+            dtype => dtype,
+        };
+        let array = Array {
+            dtype,
+            len: width * tile.run,
+            local: true,
+            literal: None,
+            rounded_to: None,
+        };
+        kernel.arrays.insert(id, array);
+        let in_tile = ElementAccess {
+            container: id,
+            offset: place.clone(),
+            gather: Vec::new(),
+            guards: Vec::new(),
+            fill: None,
+        };
+        let stored = std::mem::replace(&mut w.place, in_tile.clone());
+        stores.push(Statement {
+            reads: vec![in_tile],
+            writes: vec![Write {
+                place: stored,
+                expr: Expr::In(0),
+                ..w.clone()
+            }],
+        });
+    }
+    let mut parallel = rest;
+    parallel.extend((outer.size > 1).then_some(outer));
+    if let Some(s) = &strip {
+        parallel.push(Loop {
+            var: Symbol::new(format!("{}_b", v.var)),
+            size: (s.size + s.block - 1) / s.block,
+        });
+    }
+    let nest = |loops, leaf| Nest {
+        loops,
+        body: Body::Leaf(leaf),
+    };
+    Scheduled {
+        parallel,
+        strip,
+        phases: vec![
+            nest(vec![inner.clone(), v.clone()], statements),
+            nest(vec![v, inner], stores),
+        ],
+        partial: BTreeSet::new(),
+        arrays: kernel.arrays,
+        extents: kernel.extents,
+    }
+}
+
+/// The statement with the loop `var` cut into two.
+fn split(s: &Statement, var: &Symbol, position: &SymExpr, parts: [&Symbol; 2]) -> Statement {
+    let mut s = substituted(s, var, position);
+    for w in &mut s.writes {
+        if w.owned.remove(var) {
+            w.owned.extend(parts.map(Clone::clone));
+        }
+    }
+    s
+}
