@@ -67,10 +67,12 @@ pub fn selu(x: Expr) -> Expr {
 
 /// `ln(1 + eˣ)` without overflow. Source: ONNX Softplus-1, `torch.nn.functional.softplus`.
 pub fn softplus(x: Expr) -> Expr {
-    // Not max(x, 0) + ln(1 + e^−∣x∣): at 0 both of its terms have a kink, and the derivative of
-    // their sum would come out as 0 instead of 1/2.
-    let high = x.clone().add(x.clone().neg().exp().log1p());
-    Expr::select(x.clone().gt(number(0.0)), high, x.exp().log1p())
+    // max(x, 0) + ln(1 + e^−∣x∣), with selects that agree at 0: there both terms have a kink, and slopes of 0 for each
+    // would give a derivative of 0 instead of 1/2.
+    let is_positive = || x.clone().gt(number(0.0));
+    let above = Expr::select(is_positive(), x.clone(), number(0.0));
+    let below = Expr::select(is_positive(), x.clone().neg(), x.clone());
+    above.add(below.exp().log1p())
 }
 
 /// `−ln(1 + e⁻ˣ)`. Source: `torch.nn.functional.logsigmoid`.

@@ -40,7 +40,12 @@ fn sum_of(dtype: DType) -> (Reduction, Binary) {
 }
 
 /// `at` with the data index put at `axis` (replacing what is there).
-fn data_memlet(container: ContainerId, axis: usize, index: usize, at: Vec<SymExpr>) -> Memlet {
+pub(crate) fn data_memlet(
+    container: ContainerId,
+    axis: usize,
+    index: usize,
+    at: Vec<SymExpr>,
+) -> Memlet {
     let mut memlet = Memlet::new(container, at);
     memlet.subset[axis] = Index::Data(index);
     memlet
@@ -57,7 +62,7 @@ fn index_type<'a>(call: &'a Call, position: usize) -> Result<&'a TensorType, OpE
     Ok(index)
 }
 
-fn checked(call: &Call, index: i64, size: usize) -> Result<usize, OpError> {
+pub(crate) fn checked(call: &Call, index: i64, size: usize) -> Result<usize, OpError> {
     usize::try_from(index)
         .ok()
         .filter(|i| *i < size)
@@ -403,7 +408,7 @@ pub fn scatter_zeros(
 pub struct ScatterAdd;
 
 /// The axis and the type of the result.
-fn scatter_parts(call: &Call) -> Result<(usize, TensorType), OpError> {
+pub(crate) fn scatter_parts(call: &Call) -> Result<(usize, TensorType), OpError> {
     let (index, src) = (call.input(1)?, call.input(2)?);
     if index.shape != src.shape {
         return Err(call.shape_error(format!(

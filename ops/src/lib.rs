@@ -33,6 +33,7 @@ pub mod recurrence;
 pub mod reduce;
 pub mod reference;
 pub mod registry;
+pub mod scatter_extreme;
 pub mod shape_rules;
 pub mod slicing;
 pub mod softmax;

@@ -14,7 +14,7 @@ use graph::{DType, Graph, Library, NodeKind};
 pub const LOOP: &str = "loop";
 
 /// Longest axis whose running sums or order are computed by maps.
-const SHORT_AXIS: i64 = 32;
+const SHORT_AXIS: i64 = 8;
 
 /// Keeps nodes whole for a target that has ordered loops.
 pub fn keep_loops(graph: &mut Graph) {

@@ -20,6 +20,7 @@
 //! | `gather_gradient` | dy, index | `axis: Int`, `size: Sizes[1]`, `padding_idx: Int`? |
 //! | `gather_elements` | x, index | `axis: Int` |
 //! | `scatter_add` | x?, index, src | `axis: Int`, `shape: Sizes` where x is absent |
+//! | `scatter_max`, `scatter_min` | x, index, src | `axis: Int`, `include_self: Bool` |
 //! | `full` | – | `shape: Sizes`, `value: Float, Int`, `dtype` |
 //! | `iota` | – | `start`, `step`, `size: Sizes[1]`, `dtype` |
 //! | `one_hot` | index | `depth: Sizes[1]`, `dtype` |
@@ -59,7 +60,7 @@ use crate::op::{Op, OpError};
 use crate::{
     adaptive_pool, arg_reduce, attention, attention_lse, average_pool, binary_loss, contraction,
     convolution, creation, cumsum, elementwise, index, loss, movement, norm, norm_gradient, pool,
-    random, recurrence, reduce, slicing, softmax, stop_gradient, topk, variance,
+    random, recurrence, reduce, scatter_extreme, slicing, softmax, stop_gradient, topk, variance,
 };
 
 /// Every operator, ordered by family.
@@ -83,6 +84,8 @@ pub static ALL: &[&dyn Op] = &[
     &index::GatherGradient,
     &index::GatherElements,
     &index::ScatterAdd,
+    &scatter_extreme::ScatterExtreme { largest: true },
+    &scatter_extreme::ScatterExtreme { largest: false },
     &creation::Full,
     &creation::Iota,
     &creation::OneHot,

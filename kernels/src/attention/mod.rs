@@ -221,8 +221,9 @@ impl Attention {
         let ([row, column], n) = (self.mask_strides(), self.position("MASK"));
         let (real, place) = (c_type(dtype), self.place("MASK"));
         let hides = self.fill.is_none_or(|fill| fill == f64::NEG_INFINITY);
+        let rows = if row == 0 { "1" } else { "rows" };
         let seen = format!(
-            "if (odd == 0.0f) NAME_seen(mask + ({first}) * {row} + j0 * {column}, {row}, {column}, rows, &low, &high);"
+            "if (odd == 0.0f) NAME_seen(mask + ({first}) * {row} + j0 * {column}, {rows}, &low, &high);"
         );
         [
             format!("    const {real} *restrict const mask = (const {real} *)buf[{n}] + {place};"),
@@ -372,7 +373,9 @@ impl Attention {
             Pass::Forward => include_str!("forward.h"),
             Pass::Backward => include_str!("backward.h"),
         };
-        let seen = self.mask.map_or(String::new(), seen_text);
+        let seen = self
+            .mask
+            .map_or(String::new(), |mask| seen_text(mask, self.mask_strides()));
         let text = [include_str!("blocks.h"), &seen, pass].concat();
         filled(&text, &words).replace("NAME", name)
     }
@@ -404,14 +407,14 @@ fn float(x: f32) -> String {
 }
 
 /// A function that narrows a range of columns to those that some row sees; it begins at a whole vector.
-fn seen_text(mask: DType) -> String {
-    let value = widened(mask, "mask[i * row + j * column]");
+fn seen_text(mask: DType, [row, column]: [i64; 2]) -> String {
+    let value = widened(mask, &format!("mask[i * {row} + j * {column}]"));
     let sees = match mask {
         DType::Bool => format!("{value} != 0"),
         _ => format!("{value} != -__builtin_inff()"),
     };
     format!(
-        "static void NAME_seen(const {real} *restrict mask, long row, long column, long rows, long *low, long *high) {{
+        "static void NAME_seen(const {real} *restrict mask, long rows, long *low, long *high) {{
   unsigned char seen[BLOCK];
   const long n = *high;
   for (long j = 0; j < n; ++j) seen[j] = 0;

@@ -61,15 +61,17 @@ SH_FN float sh_expm1_reduced(float r) {
 
 /* e^x, 1 ulp. */
 SH_FN float sh_exp(float x) {
-  /* Beyond these bounds the result is 0 or infinity; NaN passes both selects. */
-  float c = x < -104.0f ? -104.0f : x;
+  /* Beyond these bounds the result is 0 or infinity; NaN passes all selects. What is 0 is not computed: results below
+   * the smallest normal number take a hundred times as long, and a mask makes many. */
+  float c = x < -104.0f ? 0.0f : x;
   c = c > 89.0f ? 89.0f : c;
   sh_i32 n;
   float r = sh_reduce_ln2(c, &n);
   float p = sh_expm1_reduced(r) + 1.0f;
   /* Two factors reach below the smallest normal and above the largest number. */
   sh_i32 h = n >> 1;
-  return p * sh_pow2i(h) * sh_pow2i(n - h);
+  float y = p * sh_pow2i(h) * sh_pow2i(n - h);
+  return x < -104.0f ? 0.0f : y;
 }
 
 /* e^x - 1, 1.5 ulp. */

@@ -27,15 +27,21 @@ _SAME = frozenset(
         "alias.default",
         "clone.default",
         "contiguous.default",
+        "detach.default",
         "expand.default",
+        "expand_as.default",
         "flatten.using_ints",
         "permute.default",
         "reshape.default",
+        "reshape_as.default",
+        "squeeze.default",
         "squeeze.dim",
+        "squeeze.dims",
         "to.dtype",
         "transpose.int",
         "unsqueeze.default",
         "view.default",
+        "view_as.default",
     )
 )
 _CLASSES = frozenset({"cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss_forward"})

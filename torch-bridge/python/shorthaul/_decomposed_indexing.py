@@ -10,7 +10,6 @@ of the indices. What compares every index with every place is PyTorch's beyond `
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -247,42 +246,44 @@ def nonzero_static(x, *, size, fill_value=-1):
     return torch.where(is_found, torch.stack(columns, 1), fill_value)
 
 
-#: What a reduction starts from where the tensor's own values are left out.
-_NEUTRAL = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "amax": -math.inf, "amin": math.inf}
-
-
-def _flat_reduce(x, at, values, reduce: str, include_self: bool):
-    """``x`` of one dimension joined with ``values`` at the places ``at``."""
+def _product_at(x, at, values, include_self: bool):
+    """``x`` of one dimension, multiplied by the ``values`` at the places ``at``."""
     n, m = x.shape[0], at.shape[0]
-    if not x.is_floating_point():
-        return NotImplemented
-    hits = torch.zeros_like(x).scatter_add(0, at, torch.ones_like(values)).detach()
-    start = x if include_self else torch.where(hits > 0, _NEUTRAL[reduce], x)
-    if reduce in ("sum", "mean"):
-        total = start.scatter_add(0, at, values)
-        counts = hits + 1 if include_self else torch.where(hits > 0, hits, 1.0)
-        return total / counts if reduce == "mean" else total
     if n * m > _N_PAIRS:
         return NotImplemented
     pairs = at.unsqueeze(0) == torch.arange(n).unsqueeze(1)
-    offered = torch.where(pairs, values.unsqueeze(0), _NEUTRAL[reduce])
-    joined = torch.cat([start.unsqueeze(1), offered], 1)
-    return {"prod": torch.prod, "amax": torch.amax, "amin": torch.amin}[reduce](joined, 1)
+    start = x if include_self else torch.where(pairs.any(1), 1.0, x)
+    offered = torch.where(pairs, values.unsqueeze(0), 1.0)
+    return torch.cat([start.unsqueeze(1), offered], 1).prod(1)
 
 
 def scatter_reduce(x, dim, index, source, reduce, *, include_self=True):
+    if not x.is_floating_point():
+        return NotImplemented
     shape = x.shape
     x, index, source = _at_least_1d(x, index, source)
-    at = _places(x.shape, dim % x.dim(), index)
-    values = _cropped(source, index).reshape(-1)
-    found = _flat_reduce(x.reshape(-1), at, values, reduce, include_self)
-    return _reshaped(found, shape)
+    if reduce in ("amax", "amin"):
+        found = x.scatter_reduce(dim, index, source, reduce, include_self=include_self)
+        return found.reshape(shape)
+    values = _cropped(source, index)
+    if reduce == "prod":
+        at = _places(x.shape, dim % x.dim(), index)
+        found = _product_at(x.reshape(-1), at, values.reshape(-1), include_self)
+        return _reshaped(found, shape)
+    if include_self and reduce == "sum":
+        return x.scatter_add(dim, index, values).reshape(shape)
+    hits = torch.zeros_like(x).scatter_add(dim, index, torch.ones_like(values)).detach()
+    start = x if include_self else torch.where(hits > 0, 0.0, x)
+    total = start.scatter_add(dim, index, values)
+    if reduce == "mean":
+        total = total / (hits + 1 if include_self else torch.where(hits > 0, hits, 1.0))
+    return total.reshape(shape)
 
 
 def index_reduce(x, dim, index, source, reduce, *, include_self=True):
     x1, source1 = _at_least_1d(x, source)
     dim %= x1.dim()
-    spread = _along(index, x1.shape, dim)
+    spread = _along(held(index, x1.shape[dim]), x1.shape, dim)
     found = scatter_reduce(x1, dim, spread, source1, reduce, include_self=include_self)
     return _reshaped(found, x.shape)
 
@@ -375,6 +376,12 @@ def _first_is_scalar(arguments: Mapping[str, Any]) -> bool:
     return arguments["self"].dim() == 0
 
 
+def _is_no_extreme(arguments: Mapping[str, Any]) -> bool:
+    """Whether the importer has no node for a reduction: it has those for extremes of floats."""
+    has_node = arguments["reduce"] in ("amax", "amin") and arguments["self"].is_floating_point()
+    return not has_node or _some_scalar(arguments)
+
+
 def _is_no_sum(arguments: Mapping[str, Any]) -> bool:
     """Whether the importer has no node for a write: it adds rows, or fills where a mask holds."""
     indices, values = arguments["indices"], arguments["values"]
@@ -394,6 +401,7 @@ GUARDED = {
     aten.repeat.default: (_is_once, repeat),
     aten.scatter.value: (_some_scalar, scatter_value),
     aten.scatter_add.default: (_some_scalar, scatter_add),
+    aten.scatter_reduce.two: (_is_no_extreme, scatter_reduce),
 }
 
 RULES = {
@@ -409,7 +417,6 @@ RULES = {
     aten.nonzero_static.default: nonzero_static,
     aten.put.default: put,
     aten.scatter.src: scatter_src,
-    aten.scatter_reduce.two: scatter_reduce,
     aten.take.default: take,
     aten.unfold.default: unfold,
     aten.unfold_copy.default: unfold,

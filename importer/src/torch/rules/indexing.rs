@@ -16,6 +16,7 @@ pub(super) const RULES: Table = &[
     ("aten.gather.default", gather),
     ("aten.scatter_add.default", scatter_add),
     ("aten.scatter.value", scatter_value),
+    ("aten.scatter_reduce.two", scatter_reduce),
     ("aten.topk.default", topk),
     ("aten.sort.default", sort),
     ("aten.sort.stable", sort),
@@ -230,6 +231,26 @@ fn scatter_add(s: &mut Site) -> Results {
         &[x, index, src],
         attrs([axis_attr(axis)]),
     )?)])
+}
+
+/// The largest or the smallest at each place; `_decomposed_indexing.py` writes the other reductions as sums.
+fn scatter_reduce(s: &mut Site) -> Results {
+    let (x, index, mut src) = (s.subject()?, s.tensor("index")?, s.tensor("src")?);
+    let axis = s.axis("dim", s.rank(x))?;
+    let op = match s.text_or("reduce", "")?.as_str() {
+        "amax" => "scatter_max",
+        "amin" => "scatter_min",
+        other => return Err(s.unsupported(format!("the reduction {other}"))),
+    };
+    for (d, size) in s.builder.shape(index).into_iter().enumerate() {
+        src = cut(s, src, d, (SymExpr::constant(0), size, 1))?;
+    }
+    let mut a = attrs([axis_attr(axis)]);
+    // The flag is absent where it is true.
+    if s.has("include_self") && !s.flag("include_self")? {
+        a.insert("include_self".into(), Attr::Bool(false));
+    }
+    Ok(vec![Some(s.op1(op, &[x, index, src], a)?)])
 }
 
 fn topk(s: &mut Site) -> Results {
