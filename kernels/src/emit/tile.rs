@@ -122,10 +122,19 @@ pub(super) fn schedule(
     for l in [&outer, &inner] {
         kernel.extents.insert(&l.var, l.size);
     }
-    let position = SymExpr::from(&outer.var) * tile.run + SymExpr::from(&inner.var);
+    let outer = Some(outer).filter(|l| l.size > 1);
+    let before = outer
+        .as_ref()
+        .map_or(SymExpr::default(), |l| SymExpr::from(&l.var));
+    let position = before * tile.run + SymExpr::from(&inner.var);
+    let parts: Vec<Symbol> = outer
+        .iter()
+        .chain([&inner])
+        .map(|l| l.var.clone())
+        .collect();
     let mut statements: Vec<Statement> = statements
         .iter()
-        .map(|s| split(s, &t.var, &position, [&outer.var, &inner.var]))
+        .map(|s| split(s, &t.var, &position, &parts))
         .collect();
     let strip = blocks(&v, TURNED_BLOCK, &mut kernel.extents);
     let width = strip.as_ref().map_or(v.size, |s| s.block);
@@ -169,7 +178,7 @@ pub(super) fn schedule(
         });
     }
     let mut parallel = rest;
-    parallel.extend((outer.size > 1).then_some(outer));
+    parallel.extend(outer);
     if let Some(s) = &strip {
         parallel.push(Loop {
             var: Symbol::new(format!("{}_b", v.var)),
@@ -194,11 +203,11 @@ pub(super) fn schedule(
 }
 
 /// The statement with the loop `var` cut into two.
-fn split(s: &Statement, var: &Symbol, position: &SymExpr, parts: [&Symbol; 2]) -> Statement {
+fn split(s: &Statement, var: &Symbol, position: &SymExpr, parts: &[Symbol]) -> Statement {
     let mut s = substituted(s, var, position);
     for w in &mut s.writes {
         if w.owned.remove(var) {
-            w.owned.extend(parts.map(Clone::clone));
+            w.owned.extend(parts.iter().cloned());
         }
     }
     s
