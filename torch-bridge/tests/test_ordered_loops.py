@@ -1,6 +1,6 @@
 """Running sums, sorts and first elements of long axes, beside PyTorch's in float64.
 
-Axes longer than 32 are loops; the lengths here are on both sides of that, of the list of first
+Axes longer than 8 are loops; the lengths here are on both sides of that, of the list of first
 elements, and of a sort's first runs.
 """
 
