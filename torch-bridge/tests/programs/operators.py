@@ -6,7 +6,7 @@ import itertools
 import torch
 from torch import nn
 
-from .facts import observe, raises, randn, step
+from .facts import observe, raises, randn, step, training
 from .registry import program
 
 
@@ -569,3 +569,21 @@ def histograms_have_no_gradient(wrap):
         run(lambda x: torch.histogram(torch.arange(8.0), 4, weight=x.flatten())[0]),
         run(lambda x: torch.histogramdd(x, [3, 3])[0]),
     ]
+
+
+@program
+def parts_without_elements_that_need_a_gradient(wrap):
+    """Rotary embeddings of whole heads have nothing left and right of what they turn."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale, self.linear = nn.Parameter(torch.ones(4) * 2), nn.Linear(4, 4)
+
+        def forward(self, x):
+            turned = torch.cat((x[..., :0], x * self.scale, x[..., 4:] * self.scale[:0]), -1)
+            rows = torch.cat([self.linear(x[:0]), self.linear(x)])
+            return turned + rows * self.scale + (x[:, :0] * 2).prod(-1, keepdim=True)
+
+    model = Model()
+    return training(model, wrap(model), randn(3, 4))
