@@ -465,3 +465,43 @@ def test_a_large_loss_in_chunks_stays_so(monkeypatch):
     weight = torch.randn(5, 4, requires_grad=True)
     with pytest.warns(shorthaul.FallbackWarning, match="backward pass of its own"):
         torch.testing.assert_close(model(x, weight, labels), loss(x, weight, labels))
+
+
+@pytest.mark.parametrize("fallback", ["error", "eager"])
+def test_empty_slices_beside_what_is_made_from_the_same(fallback):
+    """Rotary embeddings of whole heads: nothing stands left and right of what they turn."""
+
+    class Turn(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale, self.linear = nn.Parameter(torch.ones(4) * 2), nn.Linear(4, 4)
+
+        def forward(self, x):
+            turned = torch.cat((x[..., :0], x * self.scale, x[..., 4:] * self.scale[:0]), -1)
+            return turned + torch.cat([self.linear(x[:0]), self.linear(x)])
+
+    model, x = Turn(), torch.randn(3, 4, requires_grad=True)
+
+    def gradients(run):
+        return torch.autograd.grad(run(x).square().sum(), [x, *model.parameters()])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", shorthaul.FallbackWarning)
+        compiled = shorthaul.module(model, fallback=fallback)
+        for found, expected in zip(gradients(compiled), gradients(model), strict=True):
+            torch.testing.assert_close(found, expected)
+    assert shorthaul.report(compiled, x).data["kernels"]
+
+
+def test_a_parameter_that_only_an_empty_slice_uses_has_zeros_for_its_gradient():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.idle = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            return torch.cat((x * self.used, x[..., 4:] * self.idle[:0]), -1)
+
+    model = Model()
+    shorthaul.module(model)(torch.randn(3, 4)).sum().backward()
+    assert torch.equal(model.idle.grad, torch.zeros(4)) and model.used.grad.abs().sum() > 0

@@ -13,7 +13,7 @@ import shorthaul
 import torch
 from torch import nn
 
-LENGTHS = (5, 33, 70, 129, 300)
+LENGTHS = (5, 9, 33, 70, 129, 300)
 
 
 class _Every(nn.Module):

@@ -283,7 +283,7 @@ def scatter_reduce(x, dim, index, source, reduce, *, include_self=True):
 def index_reduce(x, dim, index, source, reduce, *, include_self=True):
     x1, source1 = _at_least_1d(x, source)
     dim %= x1.dim()
-    spread = _along(held(index, x1.shape[dim]), x1.shape, dim)
+    spread = _along(index.to(torch.int64), x1.shape, dim)
     found = scatter_reduce(x1, dim, spread, source1, reduce, include_self=include_self)
     return _reshaped(found, x.shape)
 

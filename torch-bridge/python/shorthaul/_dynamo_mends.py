@@ -34,7 +34,7 @@ from torch._dynamo.variables import torch as torch_functions
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 
-from . import _custom_functions, _older_tracers, _recurrent
+from . import _custom_functions, _dynamo_warnings, _older_tracers, _recurrent
 from ._errors import FallbackWarning
 from ._pytorch_names import IDENTITY_MODULES, unimplemented
 from ._pytorch_version import VERSION
@@ -60,6 +60,7 @@ def apply(is_ours: Callable[[object], bool]) -> None:
         _break_at_other_memory,
         _trace_covariances,
         _trace_type_checks,
+        _trace_masks_of_transformers,
     )
     if VERSION < (2, 14):
         mends += (*_older_tracers.mends(), _break_at_autograd_functions)
@@ -69,6 +70,8 @@ def apply(is_ours: Callable[[object], bool]) -> None:
         mends += (_trace_recurrent_layers,)
     if VERSION < (2, 15):
         mends += (_break_at_drawn_random_numbers,)
+    else:
+        mends += (_dynamo_warnings.repeat_warnings,)
     for mend in mends:
         try:
             mend(is_ours)
@@ -534,6 +537,27 @@ def _is_plain_class(variable: VariableTracker) -> bool:
     kind = variable.as_python_constant()
     is_class = isinstance(kind, type) and typing.get_origin(kind) is None
     return is_class and kind not in (list, dict, tuple)
+
+
+def _trace_masks_of_transformers(is_ours) -> None:
+    """``nn.Transformer`` does not ask whether a mask is causal: the graph would break.
+
+    The answer is a hint, by which attention leaves the mask out; with the mask, results are equal.
+    """
+    detect = torch.nn.modules.transformer._detect_is_causal_mask
+    call_any = functions.UserFunctionVariable.call_function
+
+    def call_function(self, tx, args, kwargs):
+        if getattr(self, "fn", None) is detect and _is_capturing(is_ours, tx):
+            return tx.inline_user_function_return(VariableTracker.build(tx, _is_hint), args, kwargs)
+        return call_any(self, tx, args, kwargs)
+
+    functions.UserFunctionVariable.call_function = call_function
+
+
+def _is_hint(mask, is_causal=None, size=None):
+    """Whether the caller has said that the mask is causal."""
+    return is_causal is True
 
 
 #: Larger integers of modules are no counters, and may leave the range of 64 bits.

@@ -163,6 +163,9 @@ def torch_reason(node: fx.Node) -> str | None:
     if "out" in node.kwargs:
         return "it writes to `out=`"
     operands = node.all_input_nodes
+    without_elements = any(is_empty(n) and needs_gradient(n) for n in operands)
+    if without_elements and name_of(node) not in _recurrent.NAMES:
+        return "it uses a tensor without elements that needs a gradient"
     if has_own_gradient(name_of(node), len(operands)) and any(map(needs_gradient, operands)):
         return "this version of PyTorch has a gradient of its own for it"
     if name_of(node) in _HALF_DIFFERENTIABLE and any(map(needs_gradient, operands[:1])):

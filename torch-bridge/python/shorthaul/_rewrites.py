@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 import operator
+from collections.abc import Iterable
 
 import torch
 from torch import fx
@@ -34,7 +35,10 @@ from ._sizes import expression
 def drop_empty_operands(graph: fx.Graph) -> None:
     """before  cat([empty, x])   after  cat([x]), where ``empty`` decides neither type nor gradient.
 
-    Caches of keys and values begin empty; a region that takes an empty tensor runs in PyTorch.
+    Caches of keys and values begin empty, and rotary embeddings of whole heads have nothing on
+    either side; a region that takes an empty tensor runs in PyTorch. Legal because the gradient of
+    an empty tensor adds nothing to that of what it is made from, all of which ``x`` is made from
+    too: nothing loses its only, empty gradient.
     """
     for node in graph.nodes:
         if node.target not in (torch.cat, torch.concat) or not node.args:
@@ -43,9 +47,36 @@ def drop_empty_operands(graph: fx.Graph) -> None:
         if not isinstance(operands, (list, tuple)) or value_of(node) is None:
             continue
         dtype = value_of(node).dtype
-        kept = [one for one in operands if not is_empty(one) or needs_gradient(one)]
+        origins = _origins([one for one in operands if not is_empty(one)])
+        kept = [one for one in operands if not is_empty(one) or not _origins([one]) <= origins]
         if kept and all(value_of(one).dtype == dtype for one in kept):
             node.args = (kept, *node.args[1:])
+            for one in set(operands).difference(kept):
+                _erase_unused(graph, one)
+
+
+def _origins(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """The inputs that get a gradient through any of the nodes."""
+    found, seen, ahead = set(), set(), list(nodes)
+    while ahead:
+        node = ahead.pop()
+        if node in seen or not needs_gradient(node):
+            continue
+        seen.add(node)
+        if not node.all_input_nodes:
+            found.add(node)
+        ahead += node.all_input_nodes
+    return found
+
+
+def _erase_unused(graph: fx.Graph, node: fx.Node) -> None:
+    """Erases a node that nothing uses, and so on for what it used."""
+    if node.users or node.op in ("placeholder", "output") or node.is_impure():
+        return
+    operands = node.all_input_nodes
+    graph.erase_node(node)
+    for operand in operands:
+        _erase_unused(graph, operand)
 
 
 def copy_into_results(graph: fx.Graph) -> None:
