@@ -98,10 +98,12 @@ def test_threads_never_get_one_block_at_once():
 
 
 PROCESS = """
-import gc, os, torch, shorthaul
+import ctypes, gc, os, torch, shorthaul
 from torch import nn
 
 def resident():
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # What is free, but not yet given back, is no one's.
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
 
@@ -148,7 +150,7 @@ def _measured(body: str) -> list[int]:
 def test_a_model_with_many_sizes_takes_the_memory_of_one():
     before, after = _measured(SIZES)
     # A step of the largest size keeps 64 MiB and more, and one of the smallest half of it.
-    assert after - before < 120, (before, after)
+    assert after - before < 60, (before, after)
 
 
 def test_memory_of_held_steps_is_given_back():
