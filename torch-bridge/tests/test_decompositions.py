@@ -505,3 +505,18 @@ def test_a_parameter_that_only_an_empty_slice_uses_has_zeros_for_its_gradient():
     model = Model()
     shorthaul.module(model)(torch.randn(3, 4)).sum().backward()
     assert torch.equal(model.idle.grad, torch.zeros(4)) and model.used.grad.abs().sum() > 0
+
+
+def test_a_write_behind_an_empty_slice_is_kept():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(4))
+
+        def forward(self, x):
+            return torch.cat((x, self.count.add_(1)[:0]))
+
+    model = shorthaul.module(Model())
+    for n in (1, 2):
+        torch.testing.assert_close(model(torch.ones(3)), torch.ones(3))
+        assert torch.equal(model.count, torch.full((4,), float(n)))

@@ -70,8 +70,10 @@ def _origins(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 
 
 def _erase_unused(graph: fx.Graph, node: fx.Node) -> None:
-    """Erases a node that nothing uses, and so on for what it used."""
-    if node.users or node.op in ("placeholder", "output") or node.is_impure():
+    """Erases an empty result that nothing uses, and so on for what it used."""
+    is_kept = node.users or node.op in ("placeholder", "output") or node.is_impure()
+    # What has elements may have been written in place, which others see.
+    if is_kept or is_in_place(node) or not is_empty(node):
         return
     operands = node.all_input_nodes
     graph.erase_node(node)
