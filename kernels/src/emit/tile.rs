@@ -1,10 +1,10 @@
 //! Transpositions inside a map: an element is computed where the operands are contiguous, and stored where the
-//! result is. Between the two stands a tile on the stack.
+//! result is. Between the two stands a small tile.
 //!
 //! Owns the choice of the two loops and the rewriting of the statements. Legal for any map whose points are
 //! independent: the points of a tile run twice, once to compute and once to store, and nothing reads in between what
-//! is stored. The values are those of the map, bit by bit. Each cache line of operands and result is touched once;
-//! a vector loop that crosses the result touches one line for every element.
+//! is stored. The values are those of the map, bit by bit. Parts of cache lines that are neighbors are touched
+//! together; a vector loop that crosses the result touches one line for every element.
 
 use super::body::{Array, Body, ElementAccess, Kernel, Nest, Statement, Write};
 use super::index::{Loop, coefficient};
@@ -31,7 +31,7 @@ pub(super) struct Tile {
     run: i64,
 }
 
-/// The largest part of `size` elements that all parts can have and that is worth a tile.
+/// Elements of a run: 32, 16, or else the largest divisor of `size` from 4 to 32.
 fn run_of(size: i64) -> Option<i64> {
     let fits = |n: &i64| size % n == 0;
     let whole_lines = [RUN, LINE].into_iter().find(fits);

@@ -159,7 +159,7 @@ fn scattered(
 const MOST_PAIRS: i64 = 1 << 26;
 
 /// Elements combined with those that are there. Each element of the result compares its place with that of every
-/// update: kernels can only add at positions that data gives.
+/// update; products have no other form, while `scatter_max` and `scatter_min` could take extremes of floats.
 fn scatter_reduced(
     cx: &mut NodeCx,
     x: ContainerId,
