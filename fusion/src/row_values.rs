@@ -14,7 +14,6 @@ use crate::unit::{constant, mentions, points, unit, unit_tasklet_mut};
 use graph::{
     DType, Expr, Graph, Index, Map, Memlet, Node, NodeKind, Param, Storage, SymExpr, Tasklet,
 };
-use std::sync::Arc;
 
 /// Operations of a value that is worth a store and a load: one transcendental function.
 const MIN_COST: u32 = 16;
@@ -124,18 +123,8 @@ fn count_fixed(e: &Expr, moves: &dyn Fn(&Expr) -> bool, fixed: &mut u32) {
         *fixed += e.cost();
         return;
     }
-    match e {
-        Expr::Const(_) | Expr::In(_) | Expr::Index(_) => {}
-        Expr::Unary(_, a) | Expr::Cast(_, a) => count_fixed(a, moves, fixed),
-        Expr::Binary(_, a, b) | Expr::Uniform(a, b) => {
-            count_fixed(a, moves, fixed);
-            count_fixed(b, moves, fixed);
-        }
-        Expr::Select(a, b, c) => {
-            for part in [a, b, c] {
-                count_fixed(part, moves, fixed);
-            }
-        }
+    for child in e.children() {
+        count_fixed(child, moves, fixed);
     }
 }
 
@@ -150,12 +139,8 @@ fn is_across(graph: &Graph, m: &Memlet, loops: &[Param]) -> bool {
 fn each_value(e: &Expr, f: &mut dyn FnMut(&Expr)) {
     f(e);
     match e {
-        Expr::Const(_) | Expr::In(_) | Expr::Index(_) => {}
-        Expr::Unary(_, a) | Expr::Cast(_, a) | Expr::Select(a, ..) => each_value(a, f),
-        Expr::Binary(_, a, b) | Expr::Uniform(a, b) => {
-            each_value(a, f);
-            each_value(b, f);
-        }
+        Expr::Select(condition, ..) => each_value(condition, f),
+        _ => e.children().for_each(|child| each_value(child, f)),
     }
 }
 
@@ -217,15 +202,7 @@ fn replace(e: &Expr, input: usize, is_it: &dyn Fn(&Expr) -> bool) -> Expr {
     if is_it(e) {
         return Expr::In(input);
     }
-    let go = |e: &Arc<Expr>| Arc::new(replace(e, input, is_it));
-    match e {
-        Expr::Const(_) | Expr::In(_) | Expr::Index(_) => e.clone(),
-        Expr::Unary(f, a) => Expr::Unary(*f, go(a)),
-        Expr::Cast(d, a) => Expr::Cast(*d, go(a)),
-        Expr::Binary(f, a, b) => Expr::Binary(*f, go(a), go(b)),
-        Expr::Uniform(a, b) => Expr::Uniform(go(a), go(b)),
-        Expr::Select(a, b, c) => Expr::Select(go(a), go(b), go(c)),
-    }
+    e.map_children(|child| replace(child, input, is_it))
 }
 
 fn store(tasklet: &mut Tasklet, value: &Value, memlet: &Memlet) {

@@ -8,7 +8,6 @@
 
 use crate::expr::Expr;
 use crate::graph::{Attr, Attrs};
-use std::sync::Arc;
 
 /// The step of the forward pass.
 #[derive(Clone, Debug, PartialEq)]
@@ -206,15 +205,7 @@ fn with_known(e: &Expr, known: &[(&Expr, usize)]) -> Expr {
     if let Some((_, input)) = known.iter().find(|(k, _)| *k == e) {
         return Expr::In(*input);
     }
-    let part = |e: &Arc<Expr>| Arc::new(with_known(e, known));
-    match e {
-        Expr::Unary(f, a) => Expr::Unary(*f, part(a)),
-        Expr::Binary(f, a, b) => Expr::Binary(*f, part(a), part(b)),
-        Expr::Select(c, a, b) => Expr::Select(part(c), part(a), part(b)),
-        Expr::Cast(d, a) => Expr::Cast(*d, part(a)),
-        Expr::Uniform(k, n) => Expr::Uniform(part(k), part(n)),
-        Expr::Const(_) | Expr::In(_) | Expr::Index(_) => e.clone(),
-    }
+    e.map_children(|child| with_known(child, known))
 }
 
 #[cfg(test)]

@@ -115,36 +115,43 @@ impl Expr {
         found
     }
 
+    /// The operands, in order; for a `Select` the condition first.
+    pub fn children(&self) -> impl Iterator<Item = &Expr> {
+        let (a, b, c) = match self {
+            Expr::Const(_) | Expr::In(_) | Expr::Index(_) => (None, None, None),
+            Expr::Unary(_, a) | Expr::Cast(_, a) => (Some(a), None, None),
+            Expr::Binary(_, a, b) | Expr::Uniform(a, b) => (Some(a), Some(b), None),
+            Expr::Select(a, b, c) => (Some(a), Some(b), Some(c)),
+        };
+        [a, b, c].into_iter().flatten().map(Arc::as_ref)
+    }
+
+    /// The same function of `f` of each operand.
+    pub fn map_children(&self, mut f: impl FnMut(&Expr) -> Expr) -> Expr {
+        let mut go = |e: &Arc<Expr>| Arc::new(f(e));
+        match self {
+            Expr::Const(_) | Expr::In(_) | Expr::Index(_) => self.clone(),
+            Expr::Unary(of, a) => Expr::Unary(*of, go(a)),
+            Expr::Cast(to, a) => Expr::Cast(*to, go(a)),
+            Expr::Binary(of, a, b) => Expr::Binary(*of, go(a), go(b)),
+            Expr::Uniform(key, n) => Expr::Uniform(go(key), go(n)),
+            Expr::Select(c, a, b) => Expr::Select(go(c), go(a), go(b)),
+        }
+    }
+
     /// Calls `f` on every node of the tree, parents first.
     pub fn visit(&self, f: &mut dyn FnMut(&Expr)) {
         f(self);
-        match self {
-            Expr::Const(_) | Expr::In(_) | Expr::Index(_) => {}
-            Expr::Unary(_, a) | Expr::Cast(_, a) => a.visit(f),
-            Expr::Binary(_, a, b) | Expr::Uniform(a, b) => {
-                a.visit(f);
-                b.visit(f);
-            }
-            Expr::Select(a, b, c) => {
-                a.visit(f);
-                b.visit(f);
-                c.visit(f);
-            }
-        }
+        self.children().for_each(|child| child.visit(f));
     }
 
     /// The tree with leaves (`In`, `Index`, `Const`) replaced where `leaf` gives something.
     pub fn map_leaves(&self, leaf: &dyn Fn(&Expr) -> Option<Expr>) -> Expr {
-        let go = |e: &Arc<Expr>| Arc::new(e.map_leaves(leaf));
         match self {
             Expr::Const(_) | Expr::In(_) | Expr::Index(_) => {
                 leaf(self).unwrap_or_else(|| self.clone())
             }
-            Expr::Unary(f, a) => Expr::Unary(*f, go(a)),
-            Expr::Cast(d, a) => Expr::Cast(*d, go(a)),
-            Expr::Binary(f, a, b) => Expr::Binary(*f, go(a), go(b)),
-            Expr::Uniform(a, b) => Expr::Uniform(go(a), go(b)),
-            Expr::Select(a, b, c) => Expr::Select(go(a), go(b), go(c)),
+            _ => self.map_children(|child| child.map_leaves(leaf)),
         }
     }
 

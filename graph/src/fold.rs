@@ -111,15 +111,7 @@ impl Binary {
 }
 
 fn rewrite(e: &Expr, types: &Types<'_>) -> Expr {
-    let go = |e: &Arc<Expr>| Arc::new(rewrite(e, types));
-    let mut now = match e {
-        Expr::Const(_) | Expr::In(_) | Expr::Index(_) => e.clone(),
-        Expr::Unary(f, a) => Expr::Unary(*f, go(a)),
-        Expr::Cast(d, a) => Expr::Cast(*d, go(a)),
-        Expr::Binary(f, a, b) => Expr::Binary(*f, go(a), go(b)),
-        Expr::Uniform(a, b) => Expr::Uniform(go(a), go(b)),
-        Expr::Select(a, b, c) => Expr::Select(go(a), go(b), go(c)),
-    };
+    let mut now = e.map_children(|child| rewrite(child, types));
     // Every rule makes the tree smaller or replaces a node by one that no rule undoes.
     while let Some(next) = head(&now, types) {
         now = next;

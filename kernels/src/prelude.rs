@@ -8,6 +8,7 @@
 /// `#pragma omp simd` loops.
 pub const MATH: &str = concat!(
     include_str!("prelude/math.h"),
+    include_str!("prelude/doubles.h"),
     include_str!("prelude/trigonometry.h")
 );
 
@@ -26,6 +27,7 @@ pub(crate) const PAIRS: &str = include_str!("prelude/pairs.h");
 /// [`MATH`], [`PHILOX`] and [`HALVES`]: what an emitted file starts with.
 pub const ALL: &str = concat!(
     include_str!("prelude/math.h"),
+    include_str!("prelude/doubles.h"),
     include_str!("prelude/trigonometry.h"),
     include_str!("prelude/philox.h"),
     include_str!("prelude/halves.h")

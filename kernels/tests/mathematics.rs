@@ -1,6 +1,6 @@
-//! Measures the prelude's functions against f64 and holds them to their stated
-//! errors, on every instruction set this CPU has; checks that loops over them
-//! become vector code, and that random numbers are those of the graph.
+//! Measures the prelude's functions against f64, and those of f64 against the C library's
+//! long doubles; holds them to their stated errors, on every instruction set this CPU has;
+//! checks that loops over them become vector code, and that random numbers are those of the graph.
 
 use std::ffi::c_void;
 use std::fmt::Write;
@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use kernels::cache::Cache;
 use kernels::compile::{CompileOptions, SourceUnit, compile};
 use kernels::features::{self, CpuTarget, Isa};
-use kernels::memory::{AlignedBuffer, Buffer};
+use kernels::memory::{AlignedBuffer, Buffer, Element};
 use kernels::pool::Pool;
 use kernels::prelude;
 use kernels::progress::Silent;
@@ -36,6 +36,52 @@ const CASES: [Case; 11] = [
     ("rsqrt", |x| 1.0 / x.sqrt(), 1.5),
 ];
 
+/// Functions of f64: greatest error in ulp, and their meaning in long doubles.
+const DOUBLES: [(&str, f64, &str); 6] = [
+    ("exp", 1.25, "__builtin_expl(x)"),
+    ("expm1", 2.0, "__builtin_expm1l(x)"),
+    ("log", 1.0, "__builtin_logl(x)"),
+    ("log1p", 1.0, "__builtin_log1pl(x)"),
+    ("tanh", 2.5, "__builtin_tanhl(x)"),
+    ("sigmoid", 2.5, "1.0L / (1.0L + __builtin_expl(-x))"),
+];
+
+/// A loop over a function of f64.
+fn double_kernel(name: &str) -> String {
+    format!(
+        "void k_{name}(void *const *buf, void *scratch, long tid, long nt) {{\n\
+         const double *restrict x = buf[0]; double *restrict out = buf[1];\n\
+         #pragma omp simd\n\
+         for (long i = 0; i < {BLOCK}; i++) out[i] = sh_{name}(x[i]);\n}}\n"
+    )
+}
+
+/// A loop that measures the errors of a function of f64 in ulp.
+fn error_kernel(name: &str, meaning: &str) -> String {
+    format!(
+        "static long double meaning_of_{name}(long double x) {{ return {meaning}; }}\n\
+         void k_{name}_errors(void *const *buf, void *scratch, long tid, long nt) {{\n\
+         const double *x = buf[0], *got = buf[1]; double *out = buf[2];\n\
+         for (long i = 0; i < {BLOCK}; i++) out[i] = ulps(got[i], meaning_of_{name}(x[i]));\n}}\n"
+    )
+}
+
+/// The error of a double in units in the last place of what it should be, as [`ulp_error`] has it for floats.
+const ULPS: &str = "
+static double ulps(double got, long double want) {
+  const double near = (double)want;
+  if (near != near || got != got || __builtin_isinf(near) || __builtin_isinf(got)) {
+    const int edge = __builtin_fabsl(want) > 0x1.fffffffffffffp1023L && got * near > 0x1p1022;
+    return got == near || (got != got && near != near) || edge ? 0.0 : __builtin_inf();
+  }
+  if (near == 0.0 && got == 0.0 && !__builtin_signbit(near) != !__builtin_signbit(got)) return __builtin_inf();
+  int exponent;
+  __builtin_frexp(near, &exponent);
+  exponent = near == 0.0 || exponent < -1021 ? -1021 : exponent;
+  return (double)(__builtin_fabsl((long double)got - want) / __builtin_ldexpl(1.0L, exponent - 53));
+}
+";
+
 fn kernel_text(name: &str, argument_count: usize) -> String {
     let (extra, call) = match argument_count {
         1 => ("", format!("sh_{name}(x[i])")),
@@ -59,6 +105,11 @@ fn text() -> String {
     text.push_str(&kernel_text("min", 2));
     text.push_str(&kernel_text("mod", 2));
     text.push_str(&philox_kernel());
+    text.push_str(ULPS);
+    for (name, _, meaning) in DOUBLES {
+        text.push_str(&double_kernel(&format!("{name}_f64")));
+        text.push_str(&error_kernel(name, meaning));
+    }
     text
 }
 
@@ -130,7 +181,7 @@ fn compile_modules(text: &str) -> Vec<(Isa, Arc<Module>)> {
 }
 
 /// Runs a kernel on whole blocks; the last block of input repeats its last number.
-fn apply(module: &Arc<Module>, name: &str, inputs: &[&[f32]]) -> Vec<f32> {
+fn apply<T: Element + Default>(module: &Arc<Module>, name: &str, inputs: &[&[T]]) -> Vec<T> {
     let function = module.function(&format!("k_{name}")).unwrap();
     let n_buffers = inputs.len() + 1;
     let program = Program::new(ProgramParts {
@@ -141,7 +192,7 @@ fn apply(module: &Arc<Module>, name: &str, inputs: &[&[f32]]) -> Vec<f32> {
         }],
         externals: (0..n_buffers)
             .map(|slot| ExternalSpec {
-                bytes: 4 * BLOCK,
+                bytes: size_of::<T>() * BLOCK,
                 written: slot + 1 == n_buffers,
             })
             .collect(),
@@ -152,7 +203,7 @@ fn apply(module: &Arc<Module>, name: &str, inputs: &[&[f32]]) -> Vec<f32> {
     pool.set_threads(1);
     let mut results = Vec::new();
     for start in (0..inputs[0].len()).step_by(BLOCK) {
-        let blocks: Vec<Vec<f32>> = inputs
+        let blocks: Vec<Vec<T>> = inputs
             .iter()
             .map(|input| {
                 let end = input.len().min(start + BLOCK);
@@ -161,7 +212,7 @@ fn apply(module: &Arc<Module>, name: &str, inputs: &[&[f32]]) -> Vec<f32> {
                 block
             })
             .collect();
-        let mut out = vec![0f32; BLOCK];
+        let mut out = vec![T::default(); BLOCK];
         let mut buffers: Vec<Buffer<'_>> = blocks
             .iter()
             .map(|block| Buffer::read_only(block))
@@ -261,6 +312,57 @@ fn keep_their_stated_error(modules: &[(Isa, Arc<Module>)], cases: &[Case]) {
             let _ = writeln!(
                 report,
                 "{name} {level}: {worst:.3} of {bound} ulp, at {at:e}"
+            );
+        }
+    }
+    println!("{report}");
+    assert!(fine, "\n{report}");
+}
+
+#[test]
+fn functions_of_doubles_keep_their_stated_error() {
+    let specials = SPECIALS.iter().map(|x| f64::from(*x));
+    let extremes = [
+        f64::MAX,
+        f64::MIN_POSITIVE,
+        5e-324,
+        709.78,
+        -708.4,
+        -745.13,
+        -745.14,
+        709.79,
+    ];
+    let signed = extremes.into_iter().flat_map(|x| [x, -x]);
+    let patterns = (0..u64::MAX)
+        .step_by(18_446_744_073_709)
+        .map(f64::from_bits);
+    let dense = (-400_000..400_000).map(|i| f64::from(i) * 2.1e-3);
+    let near = (-400_000..400_000).map(|i| f64::from(i) * 1.3e-6);
+    let inputs: Vec<f64> = specials
+        .chain(signed)
+        .chain(patterns)
+        .chain(dense)
+        .chain(near)
+        .collect();
+    let mut report = String::new();
+    let mut fine = true;
+    for (name, bound, _) in DOUBLES {
+        for (isa, module) in modules() {
+            let got = apply(module, &format!("{name}_f64"), &[&inputs]);
+            let errors = apply(module, &format!("{name}_errors"), &[&inputs, &got]);
+            let (worst, at) = errors
+                .iter()
+                .zip(&inputs)
+                .map(|(error, x)| (*error, *x))
+                .fold(
+                    (0.0, 0.0),
+                    |worst, one| if one.0 > worst.0 { one } else { worst },
+                );
+            fine &= worst <= bound && errors.iter().any(|error| *error > 0.0);
+            let level = isa.name();
+            let _ = writeln!(
+                report,
+                "{name} of f64 {level}: {worst:.3} of {bound} ulp, at {at:e}"
             );
         }
     }
@@ -387,12 +489,21 @@ fn loops_over_the_functions_become_vector_code() {
     let mut names: Vec<&str> = CASES.iter().map(|case| case.0).collect();
     names.extend(["pow", "max", "min", "philox"]);
     names.extend(["to_bf16", "from_bf16", "to_f16", "from_f16"]);
+    names.extend([
+        "exp_f64",
+        "expm1_f64",
+        "log_f64",
+        "log1p_f64",
+        "tanh_f64",
+        "sigmoid_f64",
+    ]);
     for isa in [Isa::Avx512, Isa::Avx2] {
         for name in &names {
             let source = match *name {
                 "philox" => philox_kernel(),
                 "pow" | "max" | "min" => kernel_text(name, 2),
                 name if name.contains("f16") => conversion_kernel(name),
+                name if name.ends_with("_f64") => double_kernel(name),
                 _ => kernel_text(name, 1),
             };
             let path = folder.path().join("loop.c");

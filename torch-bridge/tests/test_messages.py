@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import shorthaul
 import torch
-from shorthaul import _capture, _dynamo, _dynamo_mends, _native, _region
+from shorthaul import _dynamo, _dynamo_mends, _functional_graph, _native, _region
 from shorthaul._changes import what_changed, why_broken
 from shorthaul._errors import InternalError, first_line
 from shorthaul._frames import FrameCompiler
@@ -345,8 +345,10 @@ def test_decompositions_that_fail_without_text():
     def fails(table):
         raise AssertionError
 
+    exported = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
+    exported.run_decompositions = fails
     with pytest.raises(shorthaul.CaptureError, match="cannot decompose .*: AssertionError$"):
-        _capture._decompose(SimpleNamespace(run_decompositions=fails, graph=torch.fx.Graph()), None)
+        _functional_graph._decompose(exported, None)
 
 
 def test_a_tracer_that_fails_without_text_leaves_the_frame_to_python():

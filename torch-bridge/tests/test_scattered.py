@@ -26,18 +26,21 @@ class _Reduce(nn.Module):
         return joined * 2
 
 
-def _run(model, x, index, source):
+def _run(model, x, index, source, learns):
+    if not learns:
+        return (model(x, index, source),)
     x, source = x.clone().requires_grad_(), source.clone().requires_grad_()
     y = model(x, index, source)
     (y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum().backward()
     return y, x.grad, source.grad
 
 
-def _same(model, *arguments):
+def _same(model, *arguments, learns=True):
+    """The result is eager's, and so are the gradients if it ``learns``."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", shorthaul.FallbackWarning)
-        found = _run(shorthaul.module(model), *arguments)
-    for ours, eager in zip(found, _run(model, *arguments), strict=True):
+        found = _run(shorthaul.module(model), *arguments, learns)
+    for ours, eager in zip(found, _run(model, *arguments, learns), strict=True):
         torch.testing.assert_close(ours, eager, equal_nan=True)
 
 
@@ -84,3 +87,36 @@ def test_many_rows_stay_in_our_kernels(size):
     source = torch.randn(10 * size, 8)
     index = torch.randint(0, size, (10 * size, 1)).expand_as(source)
     _same(_Reduce(0, "amax", False), torch.zeros(size, 8), index, source)
+
+
+@pytest.mark.parametrize("include_self", [True, False])
+@pytest.mark.parametrize("kind", [*KINDS, "prod"])
+def test_a_source_larger_than_the_index(kind, include_self):
+    """Elements of the source beyond the index are not read; eager has no gradients then."""
+    torch.manual_seed(4)
+    x, source = torch.randn(4, 6), torch.randn(9, 8)
+    for dim, top in ((0, 4), (1, 6)):
+        index = torch.randint(0, top, (3, 5))
+        _same(_Reduce(dim, kind, include_self), x, index, source, learns=False)
+
+
+@pytest.mark.parametrize("include_self", [True, False])
+@pytest.mark.parametrize("kind", [*KINDS, "prod"])
+def test_an_index_without_elements(kind, include_self):
+    """Eager has no gradients then."""
+    empty = torch.empty(0, 4, dtype=torch.int64)
+    given = torch.randn(3, 4), empty, torch.randn(2, 4)
+    _same(_Reduce(0, kind, include_self), *given, learns=False)
+
+
+@pytest.mark.parametrize("kind", ["sum", "amax", "amin", "prod", "mean"])
+def test_integers(kind):
+    torch.manual_seed(5)
+    x, source = torch.randint(-9, 9, (5, 4)), torch.randint(-9, 9, (7, 4))
+    index = torch.randint(0, 5, (7, 4))
+    for dtype in (torch.int64, torch.int32):
+        model = _Reduce(0, kind, include_self=True)
+        given = (x.to(dtype), index, source.to(dtype))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", shorthaul.FallbackWarning)
+            torch.testing.assert_close(shorthaul.module(model)(*given), model(*given))

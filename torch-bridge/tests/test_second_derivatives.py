@@ -16,9 +16,10 @@ import pytest
 import shorthaul
 import torch
 from against_eager import assert_close
-from shorthaul import _dropout_masks
+from shorthaul import _random_numbers
 from shorthaul._call import recorded
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore::shorthaul.FallbackWarning")
@@ -236,7 +237,7 @@ def test_dropout_is_the_same_in_a_second_derivative():
     masks = []
     # Each operator that draws has a number, and may have 256 places.
     for number, (p, shape) in enumerate(shapes):
-        drawn = _dropout_masks.uniform(seed + (number * 256 << 32), math.prod(shape))
+        drawn = _random_numbers.uniform(seed + (number * 256 << 32), math.prod(shape))
         masks.append((p, (drawn >= p).view(shape)))
     masks.insert(2, (0.0, torch.ones(())))
     for name in ("eager", "float64"):
@@ -250,21 +251,109 @@ def test_dropout_is_the_same_in_a_second_derivative():
         assert_close(f"dropout, result {i}", ours, near, exact)
 
 
+def half(number):
+    return _random_numbers.Place(number, "dropout", 0.5, 0.5)
+
+
 def test_masks_that_pytorch_draws_otherwise_are_an_error():
     with pytest.raises(shorthaul.ShorthaulError, match="drew other random numbers"):
-        with _dropout_masks.Masks(5, [(0, 0.5, 0.5)]):
+        with _random_numbers.DrawnAgain(5, [half(0)]):
             nn.functional.dropout(torch.ones(3), 0.25)
     with pytest.raises(shorthaul.ShorthaulError, match="drew other random numbers"):
-        with _dropout_masks.Masks(5, [(0, 0.5, 0.5), (1, 0.5, 0.5)]):
+        with _random_numbers.DrawnAgain(5, [half(0), half(1)]):
             nn.functional.dropout(torch.ones(3), 0.5)
 
 
-def test_random_numbers_refuse_a_second_derivative():
+DRAWS = {
+    "bernoulli": lambda x: torch.bernoulli(torch.empty_like(x), 0.3),
+    "bernoulli of probabilities": lambda x: torch.bernoulli(x.detach().sigmoid()),
+    "exponential": lambda x: torch.empty_like(x).exponential_(2.0),
+    "gumbel": lambda x: F.gumbel_softmax(x, tau=0.7),
+    "in place": lambda x: torch.zeros_like(x).bernoulli_(0.4),
+    "normal": lambda x: torch.randn_like(x) + torch.randn(x.shape),
+    "normal in place": lambda x: torch.empty_like(x).normal_(1.0, 2.0),
+    "normal in f64": lambda x: torch.randn(x.shape, dtype=torch.float64).to(x.dtype),
+    "normal, transposed": lambda x: torch.randn_like(x.t()).t(),
+    "of a deviation": lambda x: torch.normal(0.0, x.detach().abs()),
+    "permutation": lambda x: x[:, torch.randperm(6)],
+    "uniform": lambda x: torch.rand_like(x) - torch.rand(6),
+    "uniform between": lambda x: torch.empty_like(x).uniform_(-1.0, 2.0),
+    "whole": lambda x: torch.randint(-3, 4, x.shape).to(x.dtype),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_random_numbers_are_the_same_in_a_second_derivative(name):
     class Noise(nn.Module):
         def forward(self, x):
-            return (x * torch.rand_like(x)).tanh()
+            unused = torch.rand_like(x)  # noqa: F841
+            x = F.dropout(x, 0.2)
+            return x.sigmoid() + DRAWS[name](x) * x.tanh()
 
-    network = nn.Sequential(nn.Linear(6, 16), Noise(), nn.Linear(16, 4))
+    network = Noise()
+    x = torch.randn(5, 6, requires_grad=True)
+    seen = []
+
+    def spied(body, seed, places, inputs):
+        seen.append(_run_again(body, seed, places, inputs))
+        return seen[-1]
+
+    _run_again = _random_numbers.run_again
+    with recorded() as calls, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(_random_numbers, "run_again", spied)
+        out = shorthaul.module(network)(x)
+        (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        (again,) = torch.autograd.grad(slope.sum(), x)
+    assert calls and seen
+    torch.testing.assert_close(seen[0][0], out, rtol=1e-5, atol=1e-6)
+    # Without noise, the derivatives of both terms are known. The noise is what remains of `out`.
+    if name not in ("gumbel", "permutation"):
+        exact = x.detach().double().requires_grad_()
+        kept = (out == 0.5).double()  # dropped elements have the value 0
+        assert 0 < kept.sum() < 30
+        y = torch.where(kept.bool(), 0.0, exact / 0.8)
+        noise = ((out.double() - y.sigmoid()) / y.tanh()).nan_to_num().detach()
+        value = y.sigmoid() + noise * y.tanh()
+        (first,) = torch.autograd.grad(value.sum(), exact, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), exact)
+        torch.testing.assert_close(slope.double(), first, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(again.double(), second, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_attention_with_dropout_is_the_same_in_a_second_derivative(is_causal):
+    class Attention(nn.Module):
+        def forward(self, q, k, v):
+            return F.scaled_dot_product_attention(q, k, v, dropout_p=0.4, is_causal=is_causal)
+
+    # Longer than a block of keys, so that there are several.
+    sizes = [(2, 3, 70, 8), (2, 1, 70, 8), (2, 3, 70, 4)]
+    q, k, v = (torch.randn(size, requires_grad=True) for size in sizes)
+    seen = []
+
+    def spied(body, seed, places, inputs):
+        seen.append(_run_again(body, seed, places, inputs))
+        return seen[-1]
+
+    _run_again = _random_numbers.run_again
+    with recorded() as calls, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(_random_numbers, "run_again", spied)
+        out = shorthaul.module(Attention())(q, k, v)
+        own = torch.autograd.grad(out.sin().sum(), (q, k, v), retain_graph=True)
+        assert calls and not seen
+        again = torch.autograd.grad(out.sin().sum(), (q, k, v), create_graph=True)
+    torch.testing.assert_close(seen[0][0], out, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(again, own, rtol=1e-4, atol=1e-5)
+
+
+def test_recurrent_layers_with_dropout_refuse_a_second_derivative():
+    class Last(nn.Module):
+        def forward(self, x):
+            return x[0][:, 0]
+
+    network = nn.Sequential(
+        nn.Unflatten(1, (1, 6)), nn.GRU(6, 4, 2, dropout=0.5, batch_first=True), Last()
+    )
     model = shorthaul.module(network)
     x = torch.randn(3, 6, requires_grad=True)
     out = model(x)

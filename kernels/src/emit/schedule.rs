@@ -48,7 +48,7 @@ pub(super) const TURNED_BLOCK: i64 = 64;
 /// Elements of a cache line, of the smallest type that is worth it.
 pub(super) const LINE: i64 = 16;
 /// Parallel steps wanted for each thread, for balance.
-const STEPS_PER_THREAD: i64 = 4;
+pub(super) const STEPS_PER_THREAD: i64 = 4;
 
 /// Decides everything for a kernel whose nests are merged. `None` if it has several phases and too
 /// few outer points to keep the threads busy: the phases should then be kernels of their own.
@@ -195,9 +195,12 @@ pub(super) fn vector_cost(
             cost += access_cost(p, s, &l.var, arrays[&p.container].local);
         }
     }
-    // A short loop wastes lanes.
-    let used = l.size as f64 / ((l.size + 15) / 16 * 16) as f64;
-    cost / used
+    cost / used_lanes(l)
+}
+
+/// The part of a vector's lanes that a loop uses: a short loop wastes some.
+pub(super) fn used_lanes(l: &Loop) -> f64 {
+    l.size as f64 / ((l.size + 15) / 16 * 16) as f64
 }
 
 /// The index of the best vector loop; the last one among equals.

@@ -9,8 +9,8 @@
 use super::body::{Array, Body, ElementAccess, Kernel, Nest, Statement, Write};
 use super::index::{Loop, coefficient};
 use super::merge::substituted;
-use super::schedule::{LINE, TURNED_BLOCK, blocks, order, points, vector_cost};
-use super::schedule::{Scheduled, access_cost};
+use super::schedule::{LINE, STEPS_PER_THREAD, Scheduled, TURNED_BLOCK};
+use super::schedule::{access_cost, blocks, order, points, used_lanes, vector_cost};
 use graph::{ContainerId, DType, Expr, SymExpr, Symbol};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -52,6 +52,49 @@ fn crosses(w: &Write, vector: &Loop, turned: &Loop, arrays: &BTreeMap<ContainerI
     is_plain && step(&w.place, vector) >= LINE && step(&w.place, turned) == 1
 }
 
+/// The containers that a tile of these loops would turn; `None` if there are none or too many, or if one is written
+/// twice or read.
+fn turned_by(
+    vector: &Loop,
+    turned: &Loop,
+    statements: &[Statement],
+    arrays: &BTreeMap<ContainerId, Array>,
+) -> Option<BTreeSet<ContainerId>> {
+    let writes: Vec<ContainerId> = statements
+        .iter()
+        .flat_map(|s| &s.writes)
+        .filter(|w| crosses(w, vector, turned, arrays))
+        .map(|w| w.place.container)
+        .collect();
+    let found: BTreeSet<ContainerId> = writes.iter().copied().collect();
+    let is_read = |r: &ElementAccess| found.contains(&r.container);
+    let fits = !found.is_empty()
+        && found.len() <= MOST
+        && writes.len() == found.len()
+        && !statements.iter().flat_map(|s| &s.reads).any(is_read);
+    fits.then_some(found)
+}
+
+/// Cost of an element, as [`vector_cost`] counts it: what is turned goes through the tile, and into lines of which a
+/// short run uses a part.
+fn cost(
+    vector: &Loop,
+    run: i64,
+    turns: &BTreeSet<ContainerId>,
+    statements: &[Statement],
+    arrays: &BTreeMap<ContainerId, Array>,
+) -> f64 {
+    let direct: f64 = statements
+        .iter()
+        .flat_map(|s| s.writes.iter().map(move |w| (s, w)))
+        .filter(|(_, w)| turns.contains(&w.place.container))
+        .map(|(s, w)| access_cost(&w.place, s, &vector.var, false))
+        .sum();
+    let lines = (LINE as f64 / run as f64).max(1.0);
+    let through = THROUGH * lines * turns.len() as f64;
+    vector_cost(statements, vector, arrays) + (through - direct) / used_lanes(vector)
+}
+
 /// The loops of a tile, if one makes the map cheaper than `best`, the cost of its best vector loop.
 pub(super) fn tile(
     loops: &[Loop],
@@ -60,44 +103,27 @@ pub(super) fn tile(
     best: f64,
     threads: i64,
 ) -> Option<Tile> {
-    let writes = || statements.iter().flat_map(|s| &s.writes);
-    if writes().any(|w| w.conflict.is_some()) {
+    let mut writes = statements.iter().flat_map(|s| &s.writes);
+    if writes.any(|w| w.conflict.is_some()) {
         return None;
     }
     let mut found: Option<(f64, Tile)> = None;
     for (vector, v) in loops.iter().enumerate().filter(|(_, v)| v.size >= LINE) {
         for (turned, t) in loops.iter().enumerate().filter(|(at, _)| *at != vector) {
             let Some(run) = run_of(t.size) else { continue };
-            let turns: BTreeSet<ContainerId> = writes()
-                .filter(|w| crosses(w, v, t, arrays))
-                .map(|w| w.place.container)
-                .collect();
-            let reads = statements.iter().flat_map(|s| &s.reads);
-            let is_read = reads.clone().any(|r| turns.contains(&r.container));
-            let n_turned = writes()
-                .filter(|w| turns.contains(&w.place.container))
-                .count();
-            if turns.is_empty() || turns.len() > MOST || n_turned > turns.len() || is_read {
+            let Some(turns) = turned_by(v, t, statements, arrays) else {
                 continue;
-            }
+            };
             let n_tiles = points(loops) / (run * v.size.min(TURNED_BLOCK));
-            let direct: f64 = statements
-                .iter()
-                .flat_map(|s| s.writes.iter().map(move |w| (s, w)))
-                .filter(|(_, w)| turns.contains(&w.place.container))
-                .map(|(s, w)| access_cost(&w.place, s, &v.var, false))
-                .sum();
-            let cost = vector_cost(statements, v, arrays) - direct + THROUGH * turns.len() as f64;
-            let is_better = cost < found.as_ref().map_or(best, |(least, _)| *least);
-            if is_better && n_tiles >= threads {
-                found = Some((
-                    cost,
-                    Tile {
-                        vector,
-                        turned,
-                        run,
-                    },
-                ));
+            let cost = cost(v, run, &turns, statements, arrays);
+            let least = found.as_ref().map_or(best, |(least, _)| *least);
+            if cost < least && n_tiles >= threads * STEPS_PER_THREAD {
+                let tile = Tile {
+                    vector,
+                    turned,
+                    run,
+                };
+                found = Some((cost, tile));
             }
         }
     }
@@ -114,28 +140,10 @@ pub(super) fn schedule(
     let (v, t) = (rest[tile.vector].clone(), rest[tile.turned].clone());
     rest.retain(|l| l.var != v.var && l.var != t.var);
     order(&mut rest, &statements);
-    let part = |suffix: &str, size| Loop {
-        var: Symbol::new(format!("{}_{suffix}", t.var)),
-        size,
-    };
-    let (outer, inner) = (part("o", t.size / tile.run), part("i", tile.run));
-    for l in [&outer, &inner] {
+    let (outer, inner, mut statements) = in_runs(&t, tile.run, &statements);
+    for l in outer.iter().chain([&inner]) {
         kernel.extents.insert(&l.var, l.size);
     }
-    let outer = Some(outer).filter(|l| l.size > 1);
-    let before = outer
-        .as_ref()
-        .map_or(SymExpr::default(), |l| SymExpr::from(&l.var));
-    let position = before * tile.run + SymExpr::from(&inner.var);
-    let parts: Vec<Symbol> = outer
-        .iter()
-        .chain([&inner])
-        .map(|l| l.var.clone())
-        .collect();
-    let mut statements: Vec<Statement> = statements
-        .iter()
-        .map(|s| split(s, &t.var, &position, &parts))
-        .collect();
     let strip = blocks(&v, TURNED_BLOCK, &mut kernel.extents);
     let width = strip.as_ref().map_or(v.size, |s| s.block);
     let first = strip
@@ -144,38 +152,12 @@ pub(super) fn schedule(
     let place = SymExpr::from(&inner.var) * width + SymExpr::from(&v.var) - first;
     let mut stores = Vec::new();
     for w in statements.iter_mut().flat_map(|s| &mut s.writes) {
-        if !crosses(w, &v, &inner, &kernel.arrays) {
-            continue;
+        if crosses(w, &v, &inner, &kernel.arrays) {
+            let id = ContainerId(u32::MAX - stores.len() as u32);
+            let array = tile_of(&kernel.arrays[&w.place.container], width * tile.run);
+            kernel.arrays.insert(id, array);
+            stores.push(through(w, id, &place));
         }
-        let id = ContainerId(u32::MAX - stores.len() as u32);
-        let dtype = match kernel.arrays[&w.place.container].dtype {
-            DType::F16 | DType::BF16 => DType::F32,
-            dtype => dtype,
-        };
-        let array = Array {
-            dtype,
-            len: width * tile.run,
-            local: true,
-            literal: None,
-            rounded_to: None,
-        };
-        kernel.arrays.insert(id, array);
-        let in_tile = ElementAccess {
-            container: id,
-            offset: place.clone(),
-            gather: Vec::new(),
-            guards: Vec::new(),
-            fill: None,
-        };
-        let stored = std::mem::replace(&mut w.place, in_tile.clone());
-        stores.push(Statement {
-            reads: vec![in_tile],
-            writes: vec![Write {
-                place: stored,
-                expr: Expr::In(0),
-                ..w.clone()
-            }],
-        });
     }
     let mut parallel = rest;
     parallel.extend(outer);
@@ -199,6 +181,64 @@ pub(super) fn schedule(
         partial: BTreeSet::new(),
         arrays: kernel.arrays,
         extents: kernel.extents,
+    }
+}
+
+/// The loop `t` in runs: the loop over them, if there are several, the loop over one, and the statements with both.
+fn in_runs(t: &Loop, run: i64, statements: &[Statement]) -> (Option<Loop>, Loop, Vec<Statement>) {
+    let part = |suffix: &str, size| Loop {
+        var: Symbol::new(format!("{}_{suffix}", t.var)),
+        size,
+    };
+    let (outer, inner) = (part("o", t.size / run), part("i", run));
+    let outer = Some(outer).filter(|l| l.size > 1);
+    let before = outer
+        .as_ref()
+        .map_or(SymExpr::default(), |l| SymExpr::from(&l.var));
+    let position = before * run + SymExpr::from(&inner.var);
+    let parts: Vec<Symbol> = outer
+        .iter()
+        .chain([&inner])
+        .map(|l| l.var.clone())
+        .collect();
+    let statements = statements
+        .iter()
+        .map(|s| split(s, &t.var, &position, &parts))
+        .collect();
+    (outer, inner, statements)
+}
+
+/// The array of a tile for elements of `stored`. What is stored in 16 bits is rounded when it leaves the tile.
+fn tile_of(stored: &Array, len: i64) -> Array {
+    Array {
+        dtype: match stored.dtype {
+            DType::F16 | DType::BF16 => DType::F32,
+            dtype => dtype,
+        },
+        len,
+        local: true,
+        literal: None,
+        rounded_to: None,
+    }
+}
+
+/// Sends a write into the tile `id` at `place`; returns the statement that stores it where it was sent before.
+fn through(w: &mut Write, id: ContainerId, place: &SymExpr) -> Statement {
+    let in_tile = ElementAccess {
+        container: id,
+        offset: place.clone(),
+        gather: Vec::new(),
+        guards: Vec::new(),
+        fill: None,
+    };
+    let stored = std::mem::replace(&mut w.place, in_tile.clone());
+    Statement {
+        reads: vec![in_tile],
+        writes: vec![Write {
+            place: stored,
+            expr: Expr::In(0),
+            ..w.clone()
+        }],
     }
 }
 

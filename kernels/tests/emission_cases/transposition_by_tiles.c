@@ -86,26 +86,14 @@ void k__3(void *const *buf, void *scratch, long tid, long nt) {
 void k__4(void *const *buf, void *scratch, long tid, long nt) {
   const float *x0 = buf[0];
   float *x1 = buf[1];
-  const long p_lo = 4 * tid / nt, p_hi = 4 * (tid + 1) / nt;
+  const long p_lo = 20 * tid / nt, p_hi = 20 * (tid + 1) / nt;
   for (long p = p_lo; p < p_hi; ++p) {
-    const long a_o = p;
-    float l0[500] __attribute__((aligned(64)));
+    const long b = p;
     {
-      for (long a_i = 0; a_i < 25; ++a_i) {
-        #pragma omp simd
-        for (long b = 0; b < 20; ++b) {
-          const float t0 = x0[a_i*65 + a_o*1625 + b + 6500];
-          l0[a_i*20 + b] = (t0 * 3.0f);
-        }
-      }
-    }
-    {
-      for (long b = 0; b < 20; ++b) {
-        #pragma omp simd
-        for (long a_i = 0; a_i < 25; ++a_i) {
-          const float t0 = l0[a_i*20 + b];
-          x1[a_i + a_o*25 + b*100] = t0;
-        }
+      #pragma omp simd
+      for (long a = 0; a < 100; ++a) {
+        const float t0 = x0[a*65 + b + 6500];
+        x1[a + b*100] = (t0 * 3.0f);
       }
     }
   }

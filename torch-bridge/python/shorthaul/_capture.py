@@ -35,9 +35,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-import logging
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,31 +45,15 @@ from torch import fx, nn
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
-from ._bounds import Bound, DivisorBound, bounds_of, check_numbers
-from ._decompositions import decomposed, is_guarded
+from ._bounds import Bound, DivisorBound, bounds_of
 from ._draws import draw_of
-from ._errors import CaptureError, Refused, first_line
-from ._functionalize import Functional, FunctionalNode, Ref, functionalize, refuse_effects
-from ._gradient_modes import inline_regions, keep_origins, stops_gradient
-from ._older_gradients import spell_out
+from ._errors import CaptureError, Refused
+from ._functional_graph import CHECKS, functional_graph, user_placeholders
+from ._functionalize import Functional, FunctionalNode, Ref
+from ._gradient_modes import stops_gradient
 from ._origins import module_path, source_node, source_of
-from ._pytorch_names import hints_of, tracing_apart
-from ._refused_types import leave_to_eager
-from ._sizes import expression, go_on_noting
-
-log = logging.getLogger("shorthaul")
-
-#: Operators that only check things at run time; the shapes in the graph already promise them.
-_CHECKS = frozenset(
-    {
-        "aten._assert_async.msg",
-        "aten._assert_scalar.default",
-        "aten._assert_tensor_metadata.default",
-        "aten.sym_constrain_range.default",
-        "aten.sym_constrain_range_for_size.default",
-    }
-)
-
+from ._pytorch_names import hints_of
+from ._sizes import expression
 
 #: Operators whose operands eager refuses to promote; export does not check.
 _UNIFORM = frozenset(
@@ -179,24 +161,15 @@ def capture(
     the rest. ``None`` keeps every operator. ``traced`` receives PyTorch's graphs.
     Raises ``CaptureError``.
     """
-    start = time.perf_counter()
-    exported = _export(module, args, kwargs or {}, dynamic_shapes)
-    inline_regions(exported.graph_module)
-    keep_origins(exported.graph_module)
-    spell_out(exported.graph)
-    leave_to_eager(exported.graph)
-    check_numbers(exported.graph)
-    export_seconds = time.perf_counter() - start
-    if traced is not None:
-        traced.append(exported)
-        go_on_noting(node.meta.get("val") for node in user_placeholders(exported))
-    functional = functionalize(exported.graph)
-    if functional is None or not _is_within(functional, supported):
-        exported = _decompose(exported, supported)
-        refuse_effects(exported.graph, origins or {})
-        functional = functionalize(exported.graph)
-        if traced is not None:
-            traced.append(exported)
+    exported, functional, export_seconds = functional_graph(
+        module,
+        args,
+        kwargs or {},
+        supported=supported,
+        dynamic_shapes=dynamic_shapes,
+        origins=origins or {},
+        traced=traced,
+    )
     if functional is None:
         raise CaptureError(
             "`forward` uses a sub-graph (torch.cond or a loop operator), or writes in place "
@@ -205,57 +178,6 @@ def capture(
     captured = _Writer(exported, functional, origins or {}, input_names).write()
     captured.export_seconds = export_seconds
     return captured
-
-
-def _export(
-    module: nn.Module, args: tuple, kwargs: dict, dynamic_shapes: Any
-) -> torch.export.ExportedProgram:
-    try:
-        with (
-            tracing_apart(),
-            fx.traceback.preserve_node_meta(),
-            torch.set_grad_enabled(torch.is_grad_enabled()),
-        ):
-            exported = torch.export.export(
-                module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
-            )
-    except CaptureError as error:
-        raise CaptureError(first_line(error)) from error
-    except Exception as error:
-        raise CaptureError(f"PyTorch cannot trace it: {first_line(error)}") from error
-    # A program's key says when it holds; guards with Dynamo's names for inputs cannot run here.
-    exported._guards_code = []
-    return exported
-
-
-def _is_within(functional: Functional, supported: frozenset[str] | None) -> bool:
-    return supported is None or all(
-        (node.target in supported and not is_guarded(node))
-        or node.target in _CHECKS
-        or not node.is_tensor_op
-        for node in functional.nodes
-    )
-
-
-def _decompose(exported, supported: frozenset[str] | None):
-    try:
-        with tracing_apart():
-            return decomposed(exported, supported or frozenset())
-    except Exception as error:
-        raise CaptureError(
-            f"PyTorch cannot decompose this module's graph: {first_line(error)}"
-        ) from error
-
-
-def user_placeholders(exported: torch.export.ExportedProgram) -> list[fx.Node]:
-    """What stands for the caller's inputs."""
-    specs = exported.graph_signature.input_specs
-    placeholders = [node for node in exported.graph.nodes if node.op == "placeholder"]
-    return [
-        node
-        for spec, node in zip(specs, placeholders, strict=True)
-        if spec.kind == InputKind.USER_INPUT
-    ]
 
 
 class _Writer:
@@ -352,7 +274,7 @@ class _Writer:
 
     def _nodes(self, functional: FunctionalNode) -> list[dict]:
         """The operator and, if it ran without gradients, nodes after it that stop them."""
-        if functional.target in _CHECKS or not functional.is_tensor_op:
+        if functional.target in CHECKS or not functional.is_tensor_op:
             return []
         if len(functional.outputs) == 1 and _is_empty(functional.outputs[0]):
             if all(user.op == "output" for user in functional.node.users):

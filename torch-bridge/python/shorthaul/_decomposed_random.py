@@ -83,6 +83,13 @@ def normal_sized(mean, std, size, *, generator=None, dtype=None, **kwargs):
     return torch.randn(size, dtype=dtype) * std + mean
 
 
+def normal_in_place(x, mean=0.0, std=1.0, *, generator=None):
+    """Normal numbers in the place of x, which it does not read."""
+    if generator is not None or not x.is_floating_point() or std < 0:
+        return NotImplemented
+    return torch.randn_like(x) * std + mean
+
+
 def uniform(x, low=0.0, high=1.0, *, generator=None):
     """Numbers in ``[low, high)`` in the place of x, which it does not read."""
     if generator is not None or not x.is_floating_point() or not low <= high:
@@ -121,6 +128,7 @@ RULES = {
     aten.normal.Tensor_float: normal,
     aten.normal.float_Tensor: normal,
     aten.normal.float_float: normal_sized,
+    aten.normal_functional.default: normal_in_place,
     aten.randint.default: randint,
     aten.randint.low: randint_low,
     aten.randint_like.default: randint_like,

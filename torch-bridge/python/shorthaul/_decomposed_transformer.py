@@ -1,8 +1,8 @@
-"""The operator behind the fast path of ``nn.MultiheadAttention`` in inference.
+"""The operators behind the fast paths of PyTorch's attention layers in inference.
 
-Owns its definition by simpler operators: PyTorch calls one operator for the whole layer if no
-gradient is wanted, which would keep the layer out of the compiled step. Nested tensors stay as
-they are.
+Owns their definitions by simpler operators: if no gradient is wanted, ``nn.MultiheadAttention``
+and ``nn.TransformerEncoderLayer`` each call one operator for the whole layer, which would keep
+the layer out of the compiled step. Nested tensors stay as they are.
 """
 
 from __future__ import annotations
@@ -67,6 +67,62 @@ def _multi_head_attention(
     return found, probabilities.mean(1) if average_attn_weights else probabilities
 
 
-RULES = {aten._native_multi_head_attention.default: _multi_head_attention}
+def _encoder_layer(
+    src,
+    embed_dim,
+    num_heads,
+    qkv_weight,
+    qkv_bias,
+    proj_weight,
+    proj_bias,
+    use_gelu,
+    norm_first,
+    eps,
+    norm_weight_1,
+    norm_bias_1,
+    norm_weight_2,
+    norm_bias_2,
+    ffn_weight_1,
+    ffn_bias_1,
+    ffn_weight_2,
+    ffn_bias_2,
+    mask=None,
+    mask_type=None,
+):
+    """An encoder layer in inference: attention and two linear layers, each added to its input.
 
-__all__ = ["RULES"]
+    Layer normalization comes before both parts (``norm_first``) or after each sum.
+    """
+    if src.is_nested:
+        return NotImplemented
+
+    def norm_1(x):
+        return F.layer_norm(x, (embed_dim,), norm_weight_1, norm_bias_1, eps)
+
+    def norm_2(x):
+        return F.layer_norm(x, (embed_dim,), norm_weight_2, norm_bias_2, eps)
+
+    def attention(x):
+        weights = (qkv_weight, qkv_bias, proj_weight, proj_bias)
+        return _attention(x, num_heads, weights, mask, mask_type)[0]
+
+    def feed_forward(x):
+        hidden = F.linear(x, ffn_weight_1, ffn_bias_1)
+        return F.linear(F.gelu(hidden) if use_gelu else hidden.relu(), ffn_weight_2, ffn_bias_2)
+
+    if norm_first:
+        x = src + attention(norm_1(src))
+        return x + feed_forward(norm_2(x))
+    x = norm_1(src + attention(src))
+    return norm_2(x + feed_forward(x))
+
+
+RULES = {
+    aten._native_multi_head_attention.default: _multi_head_attention,
+    aten._transformer_encoder_layer_fwd.default: _encoder_layer,
+}
+
+#: Operators that stay PyTorch's within autocast, where they cast only some of their parts.
+WITHOUT_AUTOCAST = frozenset({aten._transformer_encoder_layer_fwd.default})
+
+__all__ = ["RULES", "WITHOUT_AUTOCAST"]

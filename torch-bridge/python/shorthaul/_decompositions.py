@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
+from torch._higher_order_ops.wrap import wrap_with_autocast
 from torch.utils import _pytree as pytree
 
 from . import (
@@ -24,6 +25,7 @@ from . import (
     _decomposed_groups,
     _decomposed_images,
     _decomposed_indexing,
+    _decomposed_nodes,
     _decomposed_polynomials,
     _decomposed_quantization,
     _decomposed_random,
@@ -266,13 +268,39 @@ def _rules() -> tuple[dict[Any, Callable], dict[Any, Callable]]:
     return theirs, ours
 
 
+def rule_for(op) -> Callable | None:
+    """What writes an operator with simpler ones, if anything does."""
+    theirs, ours = _rules()
+    return ours.get(op, theirs.get(op))
+
+
 def decomposed(
     exported: torch.export.ExportedProgram, kept: frozenset[str]
 ) -> torch.export.ExportedProgram:
     """The graph by the rules; the operators ``kept`` stay, unless a guard wants a rule."""
+    # With them, PyTorch writes and traces checks of all inputs, in time that grows with the square
+    # of their number.
+    exported.example_inputs = None
+    return exported.run_decompositions(_table_for(exported, kept))
+
+
+def decompose_alone(
+    exported: torch.export.ExportedProgram, kept: frozenset[str], nodes: Sequence[FunctionalNode]
+) -> bool:
+    """Writes these nodes of the graph by the rules, if each can be traced alone; whether it did."""
+    operators = {node.node: node.target for node in nodes}
+    table = _table_for(exported, kept)
+    return _decomposed_nodes.decompose(exported.graph_module, operators, table)
+
+
+def _table_for(exported: torch.export.ExportedProgram, kept: frozenset[str]) -> dict[Any, Callable]:
     values = (node.meta.get("val") for node in exported.graph.nodes if node.op == "placeholder")
     devices = (value.device for value in values if isinstance(value, torch.Tensor))
-    return exported.run_decompositions(_table_without(kept, next(devices, torch.device("cpu"))))
+    table = _table_without(kept, next(devices, torch.device("cpu")))
+    if any(node.target is wrap_with_autocast for node in exported.graph.nodes):
+        for op in _decomposed_transformer.WITHOUT_AUTOCAST:
+            table.pop(op, None)
+    return table
 
 
 def _table_without(kept: frozenset[str], device: torch.device) -> dict[Any, Callable]:
@@ -316,4 +344,4 @@ def is_guarded(node: FunctionalNode) -> bool:
     return found[0](values)
 
 
-__all__ = ["decomposed", "is_guarded"]
+__all__ = ["decompose_alone", "decomposed", "is_guarded", "rule_for"]

@@ -20,6 +20,9 @@ from torch.utils import _pytree as pytree
 from ._errors import Refused
 from ._origins import source_node
 
+#: Operators in place whose out-of-place form has another overload of the same arguments.
+_RENAMED = {"bernoulli_.float": "p"}
+
 
 @dataclass(frozen=True)
 class Ref:
@@ -171,7 +174,7 @@ def _append_in_place(functional: Functional, node: fx.Node, aliases: _Aliases) -
     if written != [0] or not name.endswith("_") or not aliases.is_private(node.args[0], node):
         return False
     packet = getattr(torch.ops.aten, name[:-1], None)
-    overload = node.target._overloadname
+    overload = _RENAMED.get(f"{name}.{node.target._overloadname}", node.target._overloadname)
     if packet is None or overload not in packet.overloads():
         return False
     args = _bind(functional, node)

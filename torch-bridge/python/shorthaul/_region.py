@@ -20,7 +20,7 @@ from torch import fx
 from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
 from torch._subclasses import FakeTensor, FakeTensorMode
 
-from . import _autocast, _dropout_masks, _native
+from . import _autocast, _native, _random_numbers
 from ._background import start_compiling
 from ._call import Call, is_recorded
 from ._capture import Captured, capture
@@ -326,7 +326,7 @@ class Region:
                 raise Refused.of_node(function.interpreter.stopped_at, error) from error
 
     def _compile_captured(self, captured: Captured, place, inputs) -> Call | Pending:
-        self.is_random = self.is_random or _dropout_masks.draws(captured.document)
+        self.is_random = self.is_random or _random_numbers.draws(captured.document)
         grad = _records_history()
         requires_grad = []
         for spec in captured.inputs:

@@ -8,7 +8,6 @@ did. Never compiles anything itself.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 import threading
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from . import _autocast, _dropout_masks
+from . import _autocast, _random_numbers
 from ._capture import Captured
 from ._errors import ShorthaulError
 from ._pytorch_names import has_saved_tensors_hooks
@@ -90,13 +89,13 @@ class Rerun:
         names = [spec.name for spec in captured.inputs if spec.kind != "constant"]
         own = [i for i in self.unread if i < len(positions)]
         lost = {names[i] for i in own if positions[i] in self.written and i not in copied}
-        #: The places with dropout, in order.
-        self.dropouts: list[tuple[int, float, float]] | None = []
+        #: The places that draw random numbers, in order.
+        self.draws: list[_random_numbers.Place] | None = []
         if program.uses_seed:
-            self.dropouts = _dropout_masks.places(captured.document) or None
+            self.draws = _random_numbers.places(captured.document) or None
         #: Why it would compute something else than the forward pass did.
         self.refusal = ""
-        if self.dropouts is None or (self.dropouts and program.runs_cuda_text):
+        if self.draws is None or (self.draws and program.runs_cuda_text):
             self.refusal = "it draws random numbers, and PyTorch would draw others"
         elif lost & _read_by_users(captured):
             self.refusal = "it reads a tensor that it writes in place"
@@ -159,9 +158,7 @@ class Rerun:
             if creates_graph
             else "the backward pass for a batch of gradients"
         )
-        masks = contextlib.nullcontext()
-        if self.dropouts:
-            masks = _dropout_masks.Masks(int(inputs.pop()), self.dropouts)
+        seed = int(inputs.pop()) if self.draws else 0
         given = list(self.way.values)
         wanted: list[tuple[int, torch.Tensor]] = []
         with torch.enable_grad(), _autocast.as_in(self.way.autocast):
@@ -173,7 +170,9 @@ class Rerun:
                     tensor = tensor.view_as(tensor)
                     wanted.append((i, tensor))
                 given[position] = tensor
-            with masks:
+            if self.draws:
+                results = _random_numbers.run_again(self.way.body, seed, self.draws, given)
+            else:
                 results = self.way.body.forward(*given)
             pairs = [
                 (results[at], grad)
@@ -197,7 +196,7 @@ class Rerun:
 
     def _compiled(self, asked: _Asked, inputs: Sequence[torch.Tensor], grads) -> list | None:
         """The same by kernels, compiled at the first call; ``None`` where they cannot be used."""
-        if self.dropouts or self.written or self.way.autocast:
+        if self.draws or self.written or self.way.autocast:
             return None
         given = list(self.way.values)
         for tensor, position in zip(inputs, self.positions, strict=True):

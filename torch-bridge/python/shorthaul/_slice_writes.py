@@ -1,0 +1,115 @@
+"""Writes to slices of a tensor that a graph made itself, as a new tensor.
+
+Owns the rewrite, for graphs that ``torch.export`` traced. Without it PyTorch would have to trace
+the whole graph again to find what such a write changes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+from torch._guards import detect_fake_mode
+from torch.utils import _pytree as pytree
+
+aten = torch.ops.aten
+
+#: What puts a part back where these operators took it from.
+_INVERSE = {
+    aten.select.int: aten.select_scatter.default,
+    aten.slice.Tensor: aten.slice_scatter.default,
+}
+
+
+def spell_out_slice_writes(graph: fx.Graph) -> bool:
+    """before  v = slice(x, …), fill_(v, 0), f(x)   after  y = slice_scatter(x, fill(v, 0), …), f(y)
+
+    Legal where the graph made x and, after the write, nothing reads its memory by another name.
+    Returns whether it found any.
+    """
+    position = {node: i for i, node in enumerate(graph.nodes)}
+    found = False
+    for node in list(graph.nodes):
+        written = _written(node)
+        if written is None:
+            continue
+        views = []
+        while written.op == "call_function" and written.target in _INVERSE:
+            views.append(written)
+            written = written.args[0]
+        if views and _is_private(written, node, views, position):
+            _spell_out(node, written, views, position)
+            found = True
+    return found
+
+
+def _written(node: fx.Node) -> fx.Node | None:
+    """The tensor that an operator without a used result writes; it writes nothing else."""
+    if not isinstance(node.target, torch._ops.OpOverload) or node.users:
+        return None
+    schema = node.target._schema
+    writes = [i for i, argument in enumerate(schema.arguments) if argument.is_write]
+    if writes != [0] or _out_of_place(node) is None or not isinstance(node.args[0], fx.Node):
+        return None
+    return node.args[0]
+
+
+def _out_of_place(node: fx.Node) -> torch._ops.OpOverload | None:
+    name = node.target._schema.name.split("::")[1]
+    packet = getattr(aten, name[:-1], None) if name.endswith("_") else None
+    return getattr(packet, node.target._overloadname, None)
+
+
+def _storages(node: fx.Node) -> set[int]:
+    leaves = pytree.tree_leaves(node.meta.get("val"))
+    return {leaf.untyped_storage()._cdata for leaf in leaves if isinstance(leaf, torch.Tensor)}
+
+
+def _is_private(
+    base: fx.Node, writer: fx.Node, views: list[fx.Node], position: dict[fx.Node, int]
+) -> bool:
+    """Whether only ``base`` names its memory once ``writer`` has run."""
+    if base.op != "call_function" or not isinstance(base.meta.get("val"), torch.Tensor):
+        return False
+    memory, here = _storages(base), position[writer]
+    for other in position:
+        if other is base or other is writer or not memory & _storages(other):
+            continue
+        # What comes later is made from the base, or from a name that then has a later user.
+        is_later = position[other] > here
+        if other.op == "placeholder" or (not is_later and _has_user_after(here, other, position)):
+            return False
+    return not any(_has_user_after(here, view, position) for view in views)
+
+
+def _has_user_after(here: int, node: fx.Node, position: dict[fx.Node, int]) -> bool:
+    return any(position[user] > here for user in node.users)
+
+
+def _spell_out(
+    node: fx.Node, base: fx.Node, views: list[fx.Node], position: dict[fx.Node, int]
+) -> None:
+    graph, mode = node.graph, detect_fake_mode(base.meta["val"])
+
+    def made(operator, args, like: fx.Node, kwargs) -> fx.Node:
+        new = graph.call_function(operator, args, kwargs)
+        with mode:
+            new.meta = {**node.meta, "val": torch.empty_like(like.meta["val"])}
+        position[new] = position[node]
+        return new
+
+    with graph.inserting_before(node):
+        value = made(_out_of_place(node), node.args, node.args[0], node.kwargs)
+        for view in views:
+            around = view.args[0]
+            args = (around, value, *view.args[1:])
+            value = made(_INVERSE[view.target], args, around, view.kwargs)
+        # The views that are made later lie in the base's memory.
+        value.meta["val"] = base.meta["val"]
+    for user in list(base.users):
+        if position[user] > position[node]:
+            user.replace_input_with(base, value)
+    graph.erase_node(node)
+    del position[node]
+
+
+__all__ = ["spell_out_slice_writes"]
