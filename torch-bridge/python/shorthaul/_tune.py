@@ -67,14 +67,14 @@ class Tuned(Recipe):
     def __str__(self) -> str:
         lines = [
             super().__str__(),
-            f"tuning: {self.tried} ways timed, {self.known} known from earlier runs, "
-            f"{self.failed} failed, {len(self.kept)} decisions changed",
+            f"tuning: timed {self.tried} ways to compute kernels, {self.known} known from earlier "
+            f"runs, {self.failed} failed, {len(self.kept)} decisions changed",
             *(f"  {line}" for line in self.kept),
         ]
         if self.ratio is not None:
-            lines.append(f"a step takes {self.ratio:.3f} of its time without the recipe")
+            lines.append(f"a step with the recipe takes {self.ratio:.3f} times as long as without")
         if self.interrupted:
-            lines.append("interrupted: what was learned is kept")
+            lines.append("interrupted: what was found so far is kept")
         return "\n".join(lines)
 
     __repr__ = __str__
