@@ -242,7 +242,7 @@ def _limits(results: list[dict]) -> str:
         for r in of
     ]
     return (
-        "<h2>Limits of the machine</h2>\n<p>The lowest and the highest of the best speeds that each "
+        "<h2>Limits of the machine</h2>\n<p>The lowest and highest of the best speeds that each "
         f"process reached.</p>\n<table>{'<tr>' + heads + '</tr>'}{''.join(rows)}</table>\n"
         f"<h2>Use of the machine</h2><ul>{''.join(uses)}</ul>"
     )
