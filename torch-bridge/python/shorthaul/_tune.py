@@ -92,7 +92,7 @@ def tune(
 ) -> Tuned:
     """Times other ways to compute the kernels of ``model``'s step; returns the faster as a recipe.
 
-    - ``seconds``: how long kernels are timed; compiling the step and ``check`` come on top.
+    - ``seconds``: how long kernels are timed; compiling the step and ``check`` take more time.
     - ``recipe``: decisions to start from. ``loss``: as for :func:`shorthaul.profile`.
     - ``check``: whether to measure whole steps with and without the result, in turns, and to drop
       the result if it is not faster.

@@ -76,7 +76,7 @@ class Setting:
 
 
 def network(name: str) -> Example:
-    """A network of ours or of another library. Raises ``ValueError`` if there is none."""
+    """A network of this package or of another library. Raises ``ValueError`` if there is none."""
     if ":" in name:
         return example_of(name)
     if name not in EXAMPLES:

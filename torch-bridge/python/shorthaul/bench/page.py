@@ -1,7 +1,7 @@
 """The page of ``--html``: one file with bars, memory against time, first steps, limits, a table.
 
-Owns the drawing, in SVG, but for the machine's roof, which ``roofline`` draws; needs no script and
-no network.
+Owns the drawing in SVG, except the roofline plot, which ``roofline`` draws. The page needs no
+script and no network connection.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def page(results: list[dict], machines: list[dict]) -> str:
 
 
 def _about(machine: dict) -> str:
-    """Versions, processor, environment and command of a run; of older files, what they have."""
+    """Versions, processor, environment and command of a run; older files have fewer of these."""
     said = [
         f"{name} {value}"
         for name, value in machine.items()
@@ -219,7 +219,7 @@ def _scatter(results: list[dict]) -> str:
 
 
 def _limits(results: list[dict]) -> str:
-    """The limits that were measured, and what Shorthaul's steps use of them."""
+    """The limits that were measured, and how much of them Shorthaul's steps use."""
     of = [r for r in results if "used" in r and "limits" in r]
     if not of:
         return ""
