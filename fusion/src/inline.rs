@@ -5,10 +5,10 @@
 //! values that do not change afterwards. Movement (permute, slice, broadcast, pad) is inlined
 //! everywhere, because index expressions compose. The exception is a product whose operand would no longer be indexed
 //! by sums of its parameters, as after a roll. The contraction generator could not write it, which costs more than a
-//! copy, so it reads a copy. Values that many points look up one by one are stored too (`lookup.rs`). Arithmetic is inlined
-//! into maps other than contractions when that moves fewer bytes. Without inlining, `t` is written once, and every
-//! reader reads it; with inlining, each reader reads the operands of the definition that it does not read yet. Each
-//! reader computes the values again. This is how the backward pass recomputes forward values instead of saving them.
+//! copy, so it reads a copy. Values that many points look up one by one are stored too (`lookup.rs`). Arithmetic is
+//! inlined into maps other than contractions when that moves fewer bytes. Without inlining, `t` is written once, and
+//! every reader reads it; with inlining, each reader reads the operands of the definition that it does not read yet.
+//! Each reader computes the values again. This is how the backward pass recomputes forward values instead of saving them.
 
 mod lookup;
 mod obstacle;
