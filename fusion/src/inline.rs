@@ -8,7 +8,7 @@
 //! copy, so it reads a copy. Values that many points look up one by one are stored too (`lookup.rs`). Arithmetic is
 //! inlined into maps other than contractions when that moves fewer bytes. Without inlining, `t` is written once, and
 //! every reader reads it; with inlining, each reader reads the operands of the definition that it does not read yet.
-//! Each reader computes the values again. This is how the backward pass recomputes forward values instead of saving them.
+//! Each reader computes the values again. So the backward pass recomputes forward values instead of saving them.
 
 mod lookup;
 mod obstacle;
