@@ -114,7 +114,7 @@ impl Problem {
             node.reads.iter().for_each(|v| copier.touch(*v));
         }
         let Copier { events, lives, .. } = copier;
-        // What each event adds to the copies in memory, and what is left behind it.
+        // What each event adds to the copies in memory, and the rest after it.
         let mut changes = vec![0; events.len() + 1];
         for (v, life) in lives.iter().enumerate() {
             if let Some((first, last)) = life {

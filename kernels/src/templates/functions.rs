@@ -1,6 +1,6 @@
 //! Functions of a program's kernels that differ only in constants, from one text.
 //!
-//! Most kernels of a network are alike: the sums behind each convolution, for example, differ in strides and in
+//! Most kernels of a network are alike: the sums after each convolution, for example, differ in strides and in
 //! counts. A C compiler takes as long for each of them as for the first. Here such functions become one, which is
 //! given the numbers that differ as arguments, so that it computes what each of them would.
 //!
