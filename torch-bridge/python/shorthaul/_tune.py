@@ -32,7 +32,7 @@ from .module import module, original_of
 
 log = logging.getLogger("shorthaul")
 
-#: What replaces another must take this part of its time, or less.
+#: A replacement must take at most this part of the time of what it replaces.
 _FASTER = 0.97
 #: Ways to cut a contraction that are tried beside the chosen one.
 _OTHERS = 4
