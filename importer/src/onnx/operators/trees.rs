@@ -1,8 +1,8 @@
 //! Ensembles of decision trees as products of matrices. All conditions are computed. Some conditions on the way to a
 //! leaf must hold, others must not. For each leaf, a product counts those that must hold and do, minus those that must
 //! not hold but do. The leaf is reached if the result is the number of conditions that must hold (Nakandala et al., "A
-//! Tensor Compiler for Unified Machine Learning Prediction Serving", arXiv 2010.04804, the strategy GEMM). Gradients are
-//! zero almost everywhere.
+//! Tensor Compiler for Unified Machine Learning Prediction Serving", arXiv 2010.04804, the strategy GEMM). Gradients
+//! are zero almost everywhere.
 
 mod numbered;
 
