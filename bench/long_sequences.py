@@ -22,7 +22,7 @@ from torch import nn
 
 
 class Layer(nn.Module):
-    """Attention and a gated unit, each behind a norm."""
+    """Attention and a gated unit, each after a norm."""
 
     def __init__(self, options: argparse.Namespace):
         super().__init__()

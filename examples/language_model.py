@@ -23,7 +23,7 @@ def zen() -> str:
 
 
 class Block(nn.Module):
-    """Causal attention and a feed-forward network, each behind a LayerNorm."""
+    """Causal attention and a feed-forward network, each after a LayerNorm."""
 
     def __init__(self, width: int, n_heads: int):
         super().__init__()

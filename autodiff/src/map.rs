@@ -1,8 +1,8 @@
 //! The derivative of a map: the same points, with reads and writes exchanged.
 //!
 //! For `out[f(p)] (+)= e(x[g(p)], …)` the gradient of `x` is the map over the same parameters
-//! `dx[g(p)] += dout[f(p)] · ∂e/∂x`. A guarded read becomes a guarded write: what was padding
-//! receives nothing. The sum needs no conflict resolution when `g` is a bijection onto `x`.
+//! `dx[g(p)] += dout[f(p)] · ∂e/∂x`. A guarded read becomes a guarded write: padding gets no
+//! gradient. The sum needs no conflict resolution when `g` is a bijection onto `x`.
 
 use crate::error::AutodiffError;
 use graph::{
@@ -17,7 +17,7 @@ type Derived = (Vec<Node>, Vec<(ContainerId, ContainerId)>);
 /// The gradient of a map with one tasklet.
 ///
 /// # Errors
-/// Nested maps, and conflict resolutions other than a sum.
+/// The map is nested, or has a conflict resolution other than a sum.
 pub fn differentiate_map(
     graph: &mut Graph,
     node: &Node,

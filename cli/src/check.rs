@@ -105,18 +105,18 @@ pub fn run(args: &Check, quiet: bool) -> Result<Answer> {
     Ok(Answer::new(text, is_yes))
 }
 
-/// A file whose operators have a version that is known here: older ones are brought to the oldest one.
+/// Reads a file, and converts operators of an unknown older version to the oldest known version.
 ///
 /// # Errors
-/// The file cannot be read, or its operators cannot be brought to that version.
+/// The file cannot be read, or its operators cannot be converted to that version.
 pub fn read_known(path: &Path) -> Result<Model> {
     known(in_order(Model::read(path)?))
 }
 
-/// The model in a version of the operators that is known here.
+/// The model in a known version of the operators.
 ///
 /// # Errors
-/// Its operators cannot be brought to one.
+/// Its operators cannot be converted to one.
 pub fn known(model: Model) -> Result<Model> {
     let raised = edit::in_known_version(&model);
     let raised = raised.with_context(|| format!("{} is too old", model.path.display()))?;

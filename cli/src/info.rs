@@ -37,7 +37,7 @@ pub fn run(
     Ok(if as_json { facts.json() } else { facts.text() })
 }
 
-/// What is said about a model.
+/// The facts that the command prints about a model.
 struct Facts<'f> {
     file: &'f onnx::file::Model,
     /// The imported model, or the sentence that says why there is none.
@@ -261,7 +261,7 @@ fn declared(info: &ValueInfoProto, options: &Options) -> Declared {
     }
 }
 
-/// `f32`, as graphs of ours call it.
+/// `f32`, as our graphs call it.
 fn short(element: onnx::element::Element) -> String {
     format!("{element:?}").to_lowercase()
 }

@@ -84,7 +84,7 @@ pub fn text(path: &Path, out: &Path, summary: &Summary, in_half: Option<&InHalf>
     }
     if let Some(version) = summary.raised_from {
         line(format!(
-            "version {version} of the operators is older than what Shorthaul knows: the file was brought to \
+            "version {version} of the operators is older than what Shorthaul knows: the file was converted to \
              version {} first",
             edit::RAISED_TO
         ));

@@ -223,8 +223,8 @@ impl Session<'_> {
         })
     }
 
-    /// The time of a whole step with the recipe over that without it. A recipe that is not faster is dropped;
-    /// after an interruption nothing is measured.
+    /// The time of a whole step with the recipe divided by that without it. A recipe that is not faster is dropped.
+    /// After an interruption, nothing is measured.
     fn checked(
         &self,
         tuned: &mut Tuned,
@@ -291,7 +291,7 @@ fn interrupted(error: CompileError, tuned: &mut Tuned) -> Result<Option<f64>, Co
 
 fn text(args: &Tune, tuned: &Tuned, n_known: usize, step_ratio: Option<f64>) -> String {
     let mut lines = vec![format!(
-        "{}: {} ways timed, {n_known} known from earlier runs, {} failed, {} decisions changed",
+        "{}: timed {} ways to compute kernels, {n_known} known from earlier runs, {} failed, {} decisions changed",
         args.path.display(),
         tuned.n_tried,
         tuned.failed.len(),
@@ -302,11 +302,11 @@ fn text(args: &Tune, tuned: &Tuned, n_known: usize, step_ratio: Option<f64>) -> 
     match step_ratio {
         Some(ratio) if ratio < 1.0 => {
             lines.push(format!(
-                "a step takes {ratio:.3} of its time without the recipe"
+                "a step with the recipe takes {ratio:.3} times as long as without it"
             ));
         }
         Some(ratio) => lines.push(format!(
-            "a whole step would take {ratio:.3} of its time, so the changes are dropped"
+            "a step with the changes takes {ratio:.3} times as long as without them, so they are dropped"
         )),
         None => {}
     }

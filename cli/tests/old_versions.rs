@@ -71,7 +71,7 @@ fn old_files_are_checked_and_optimized() {
         &["optimize", arg(&path), "-o", arg(&out), "--bind", "batch=3"],
         0,
     );
-    assert!(text.contains("brought to version 9 first"), "{text}");
+    assert!(text.contains("converted to version 9 first"), "{text}");
     let same = ["check", arg(&path), arg(&out), "--bind", "batch=3"];
     assert!(stdout(&same, 0).contains("the results are the same"));
     // The same numbers, one for each column, give something else.

@@ -127,7 +127,7 @@ fn options_are_heeded() {
     let line = rules
         .lines()
         .find(|rule| rule.starts_with("fold-constants "));
-    assert!(line.is_some_and(|l| l.ends_with("become initializers, up to the fold limit")));
+    assert!(line.is_some_and(|l| l.ends_with("with initializers, up to the fold limit")));
     // No file shrinks to nothing, so a growth of 0 is always exceeded.
     fs::remove_file(&out).expect("removed");
     let grown = ["optimize", arg(&path), "-o", arg(&out), "--max-growth", "0"];

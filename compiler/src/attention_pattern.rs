@@ -277,7 +277,7 @@ fn apply(
             };
             apply(uses, library, inner, own, scores)?;
             let scale = scores.scale * factor;
-            // A factor behind the mask would be the mask's too.
+            // A factor after the mask would multiply the mask too.
             let fits = scores.mask.is_none() && (scale as f32).is_normal();
             fits.then(|| scores.scale = scale)
         }

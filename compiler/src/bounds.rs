@@ -24,7 +24,7 @@ pub struct Bound {
     /// Bytes of the elements that it reads and writes, each once. Elements that may be left out, depending on data, do
     /// not count.
     pub compulsory_bytes: i64,
-    /// Bytes that its product moves between a core's own cache and what lies behind it; 0 without a product, or with
+    /// Bytes that its product moves between a core's own cache and the memory behind it; 0 without a product, or with
     /// one that has windows.
     pub cache_bytes: i64,
     /// Microseconds of moving the compulsory bytes from memory, or of multiplying.
@@ -65,7 +65,7 @@ fn volume(c: &Contraction) -> f64 {
     c.dims.iter().map(|d| *d as f64).product()
 }
 
-/// Bytes between a cache and what lies behind it; 0 for a contraction with windows.
+/// Bytes between a cache and the memory behind it; 0 for a contraction with windows.
 fn pebbling_bytes(c: &Contraction, cache_bytes: u64) -> i64 {
     let operands = [&c.a, &c.b, &c.out];
     if operands

@@ -342,7 +342,7 @@ pub struct OneThread {
     pub n_threads: usize,
     /// Microseconds of work that they are predicted to save.
     pub saved_us: f64,
-    /// Microseconds that they are predicted to wait for each other behind the launches.
+    /// Microseconds that they are predicted to wait for each other after the launches.
     pub waited_us: f64,
 }
 

@@ -3,7 +3,7 @@
 //! The order is that of `shorthaul.tune` in the Python package. First contractions are cut into other blocks, beginning
 //! with those that are predicted to take longest. Then decisions of fusion, inlining and layout are changed, beginning
 //! with those that move most bytes. Kernels are timed alone (`cutout`), in turns with those that they would replace. A
-//! change that is faster beyond noise stays. Every answer is in the database before the next question.
+//! change that is faster beyond noise stays. Every result is stored in the database before the next measurement.
 
 use crate::cutout::{Cutout, Cutouts};
 use crate::error::CompileError;
@@ -18,9 +18,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::time::{Duration, Instant};
 
-/// What replaces another must take this part of its time, or less.
+/// A replacement must take at most this part of the time of what it replaces.
 const FASTER: f64 = 0.97;
-/// Ways to cut a contraction that are tried beside the chosen one.
+/// How many ways to cut a contraction are tried beside the chosen one.
 const N_OTHERS: usize = 4;
 /// The part of the time that goes to contractions first.
 const FOR_BLOCKING: f64 = 0.6;
@@ -44,13 +44,13 @@ pub type Timer<'a> = dyn FnMut(&[Cutout], f64) -> Result<Vec<Vec<f64>>, CompileE
 /// What tuning found.
 #[derive(Clone, Debug, Default)]
 pub struct Tuned {
-    /// What to decide otherwise.
+    /// The changed decisions.
     pub recipe: Recipe,
-    /// What was changed, in sentences.
+    /// A sentence for each change.
     pub kept: Vec<String>,
     /// Ways that were timed.
     pub n_tried: usize,
-    /// Ways that could not be planned or compiled, in sentences.
+    /// A sentence for each way that could not be planned or compiled.
     pub failed: Vec<String>,
     /// Whether the search was interrupted.
     pub is_interrupted: bool,
@@ -68,9 +68,9 @@ pub struct Tuner<'a> {
     pub target: &'a CpuTarget,
     /// The identity of the compiler, [`kernels::toolchain::Toolchain::identity`]: times hold for one compiler only.
     pub toolchain: &'a str,
-    /// What was learned before.
+    /// Results of earlier measurements.
     pub database: &'a mut Database,
-    /// Hears where the search is.
+    /// Receives lines about the state of the search.
     pub say: &'a mut dyn FnMut(&str),
 }
 
@@ -89,7 +89,7 @@ impl From<CompileError> for Stop {
     }
 }
 
-/// Tells once, like a way that fails, what went wrong with the file of the database.
+/// Reports a problem with the file of the database once, like a way that fails.
 fn tell(learned: io::Result<Option<String>>, found: &mut Tuned) {
     let sentence = match learned {
         Ok(warning) => warning,
@@ -365,7 +365,7 @@ impl Tuner<'_> {
     }
 }
 
-/// Contractions that can be cut otherwise, those first that take longest together.
+/// Contractions that can be cut in other ways; those that take longest together come first.
 fn groups(cut: &Cut) -> Vec<Group> {
     let mut groups: BTreeMap<&String, Group> = BTreeMap::new();
     let kernels = cut.cutouts.kernels.iter().enumerate();

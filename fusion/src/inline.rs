@@ -1,14 +1,14 @@
-//! Inlining: a container that is defined point by point is replaced, where it is read, by its definition.
+//! Inlining: reads of a container that is defined point by point are replaced with its definition.
 //!
 //! Before: `t[i] = f(x[i]); y[i] = g(t[i], z[i])`. After: `y[i] = g(f(x[i]), z[i])`.
 //! Legal because `t` is written once at every index, by one map without conflict resolution, from
 //! values that do not change afterwards. Movement (permute, slice, broadcast, pad) is inlined
-//! everywhere: index expressions compose. The exception is a product whose operand would no longer be indexed by sums
-//! of its parameters, as behind a roll. It would leave the contraction generator, which costs more than a copy, so it
-//! reads the copy. What many points look up element by element is stored too (`lookup.rs`). Arithmetic is inlined into
-//! maps other than contractions when that moves fewer bytes. Without inlining, `t` is written once and read by every
-//! reader; with it, each reader reads those operands of the definition that it does not read yet. Each reader computes
-//! the values again, and so the backward pass recomputes forward values instead of saving them.
+//! everywhere, because index expressions compose. The exception is a product whose operand would no longer be indexed
+//! by sums of its parameters, as after a roll. The contraction generator could not write it, which costs more than a
+//! copy, so it reads a copy. Values that many points look up one by one are stored too (`lookup.rs`). Arithmetic is
+//! inlined into maps other than contractions when that moves fewer bytes. Without inlining, `t` is written once, and
+//! every reader reads it; with inlining, each reader reads the operands of the definition that it does not read yet.
+//! Each reader computes the values again. So the backward pass recomputes forward values instead of saving them.
 
 mod lookup;
 mod obstacle;
@@ -32,7 +32,7 @@ const MAX_REPEATED_COST: u32 = 4;
 /// Most inputs of a tasklet, so that a loop keeps its pointers in registers.
 const MAX_INPUTS: usize = 14;
 
-/// Inlines until nothing more pays; what was inlined everywhere disappears.
+/// Inlines until nothing more pays. Containers that were inlined everywhere disappear.
 pub fn inline(
     graph: &Graph,
     nodes: &mut Vec<Node>,

@@ -4,9 +4,9 @@
 //! After: `forward { t = f(x); y = g(t) }; backward { t' = f(x); dw = h(t', dy) }`, with `x` kept or itself
 //! computed again.
 //! Legal because every transient container is written once, by values that do not change afterwards, and random
-//! numbers are functions of seed and position. Frees the bytes of `t` between the passes; costs the unit's
-//! time again. [`Problem`] is the choice of what to keep: `solve` answers it under a limit of kept bytes, `within`
-//! under a limit of memory at every moment, and `by_default` without a limit.
+//! numbers are functions of seed and position. Frees the bytes of `t` between the passes, and costs the unit's
+//! time again. [`Problem`] is the choice of the values to keep: `solve` answers it under a limit of kept bytes,
+//! `within` under a limit of memory at every moment, and `by_default` without a limit.
 
 mod apply;
 mod default;
@@ -27,7 +27,7 @@ use graph::{
 use std::collections::{BTreeMap, BTreeSet};
 use timeline::BackwardNode;
 
-/// What the machine does in a microsecond.
+/// How much the machine does in a microsecond.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Speed {
     /// Bytes moved.
@@ -49,7 +49,7 @@ impl Speed {
         }
     }
 
-    /// Microseconds of a kernel: what it moves or what it computes, whichever takes longer.
+    /// Microseconds of a kernel: the time to move its bytes or to compute, whichever is longer.
     pub fn us(&self, bytes: i64, operations: i64, is_product: bool) -> f64 {
         let rate = match is_product {
             true => self.product_operations_per_us,

@@ -1,12 +1,12 @@
-//! The least bytes a program must move: what crosses its border, inputs read once and outputs written
-//! once ("Data Movement Is All You Need", arXiv 2007.00072, calls it Q).
+//! The least bytes that a program must move: its inputs, read once, and its outputs, written once
+//! ("Data Movement Is All You Need", arXiv 2007.00072, calls it Q).
 
 use crate::unit::bytes;
 use graph::{ContainerId, Graph, Lifetime, Touched, traffic};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Bytes that no schedule can avoid moving: outputs, and inputs that are read. Only elements that are read whatever the
-/// data is count: none of a table with lookups.
+/// Bytes that no schedule can avoid moving: outputs, and inputs that are read. Only elements that are read for any data
+/// count, so a table that is read by lookups counts as zero.
 pub fn lower_bound(graph: &Graph) -> i64 {
     let nodes = graph.single_state().map_or(&[][..], |s| &s.nodes);
     let outputs: BTreeSet<ContainerId> = graph.outputs.iter().map(|o| o.container).collect();

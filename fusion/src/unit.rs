@@ -1,7 +1,7 @@
 //! Units: top-level maps with one tasklet, the form in which fusion sees every operator.
 //!
-//! Here are the questions asked about them: what defines a container, who reads it, whether a map
-//! is a contraction, how many bytes a container has. Nothing here changes a graph.
+//! Owns the questions about units: which one defines a container, which ones read it, whether a map
+//! is a contraction, how many bytes a container has. Never changes a graph.
 
 use graph::{
     ContainerId, Expr, Graph, Index, Map, Memlet, Node, NodeKind, Param, SymExpr, Symbol, Tasklet,
@@ -21,7 +21,7 @@ pub fn unit(node: &Node) -> Option<(&Map, &Tasklet)> {
     }
 }
 
-/// The tasklet of a unit, to change.
+/// The tasklet of a unit, mutable.
 pub fn unit_tasklet_mut(node: &mut Node) -> Option<&mut Tasklet> {
     let NodeKind::Map(map) = &mut node.kind else {
         return None;

@@ -1,6 +1,6 @@
 //! Library nodes that stay whole, and where their operands lie.
 //!
-//! Another library's operator computes such a node, or a loop of ours that has an order. Fusion does not expand it.
+//! Another library's operator computes such a node, or a loop with an order. Fusion does not expand it.
 //! Attribute `by` names who computes it.
 //! From fusion on, an operand is a part of a container: the attributes `<operand>_sizes`,
 //! `<operand>_strides` (elements) and `<operand>_offset` (elements) say which, the container's own
@@ -115,7 +115,7 @@ impl Library {
         self.attrs.insert(BY.into(), Attr::Str(by.into()));
     }
 
-    /// Which part of its container an operand is, if that was said.
+    /// Which part of its container an operand is, if it is known.
     pub fn view(&self, operand: Operand) -> Option<View> {
         let ints = |what: &str| match self.attrs.get(&format!("{operand}_{what}")) {
             Some(Attr::Ints(list)) => Some(list.clone()),

@@ -291,7 +291,7 @@ fn cast(d: DType, a: &Expr, types: &Types<'_>) -> Option<Expr> {
 }
 
 /// Whether an expression of type `d` has only values of that type: arithmetic of half precision is done
-/// in single precision, and a cast behind it is where it is rounded.
+/// in single precision, and only a cast after it rounds the result.
 fn is_rounded(d: DType, e: &Expr) -> bool {
     if !matches!(d, DType::F16 | DType::BF16) {
         return true;

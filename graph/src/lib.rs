@@ -1,8 +1,8 @@
 //! The data-centric graph: containers, states, maps, memlets, tasklets; its text form, verifier,
 //! interpreter and simplification.
 //!
-//! Every other room speaks in these types. This room never knows an operator by name: library
-//! nodes carry a name and attributes, and whoever needs their meaning asks the `ops` room.
+//! Every other room uses these types. This room never knows an operator by name: library nodes
+//! carry a name and attributes, and the `ops` room knows their meaning.
 
 mod bind;
 mod build;

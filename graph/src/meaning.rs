@@ -12,22 +12,22 @@ use std::sync::Arc;
 
 /// What library nodes mean; implemented by the `ops` room.
 pub trait LibraryMeaning {
-    /// The values of all outputs in the operator's order, those that nobody needs included. Sizes
+    /// The values of all outputs in the operator's order, including those that nobody reads. Sizes
     /// in the attributes of `library` are constants.
     ///
     /// # Errors
-    /// Whatever the operator refuses.
+    /// The operator refuses its operands or attributes.
     fn evaluate(
         &self,
         library: &Library,
         inputs: &[Option<&Tensor>],
     ) -> Result<Vec<Tensor>, Refusal>;
 
-    /// As [`LibraryMeaning::evaluate`], in the arithmetic of the types and rounded to those of the results: what
-    /// kernels would compute, up to their rounding.
+    /// Like [`LibraryMeaning::evaluate`], but with the arithmetic of the operands' types, and rounded to the types of
+    /// the results: kernels compute the same up to rounding.
     ///
     /// # Errors
-    /// Whatever the operator refuses.
+    /// The operator refuses its operands or attributes.
     fn folded(
         &self,
         library: &Library,
@@ -41,7 +41,7 @@ pub trait LibraryMeaning {
     /// Whether two equal calls may give different results.
     fn is_random(&self, op: &str) -> bool;
 
-    /// The position of the input whose elements the only output repeats as they are, if any.
+    /// The position of the input whose elements the only output repeats unchanged, if there is one.
     fn copied_input(&self, _graph: &Graph, _library: &Library) -> Option<usize> {
         None
     }
@@ -50,7 +50,7 @@ pub trait LibraryMeaning {
 /// An operator's own error.
 pub type Refusal = Box<dyn std::error::Error + Send + Sync>;
 
-/// The meaning of graphs without library nodes: knows no operator.
+/// The meaning for graphs without library nodes: it knows no operator.
 #[derive(Clone, Copy, Debug)]
 pub struct NoLibrary;
 
@@ -99,7 +99,7 @@ pub enum InterpretError {
         /// The container's shape.
         shape: Vec<usize>,
     },
-    /// An element was read that nobody wrote.
+    /// An element was read that no node wrote.
     #[error("{origin}: element {index:?} of `{container}` is read but was never written")]
     Unset {
         /// The reader.
@@ -119,7 +119,7 @@ pub enum InterpretError {
         /// What it said.
         error: Refusal,
     },
-    /// An operator gave something else than the graph declares.
+    /// A result of an operator has another type or shape than the graph declares.
     #[error("{origin}: operator `{op}` gave {found} for `{container}`, declared {expected}")]
     LibraryResult {
         /// The node.

@@ -1,8 +1,8 @@
-//! Decisions by name: which rewrite at which place, and recipes, which tell rewrites what to do there.
+//! The identities of decisions (a rewrite at a place), and recipes, which tell rewrites what to do there.
 //!
-//! Owns the identity of a decision. It has no sizes in it, and the same model gives the same identities in
-//! every run: containers have unique names, and each is written by one node. Never says what a rewrite does:
-//! that is for the rooms that decide.
+//! Owns the identity of a decision. It contains no sizes, and the same model gives the same identities in
+//! every run, because containers have unique names and one node writes each. Never says what a rewrite does:
+//! the rooms that decide know that.
 
 use crate::graph::{Node, Stage};
 use std::collections::BTreeMap;
@@ -19,11 +19,11 @@ pub enum Rewrite {
     Fuse,
     /// Element-wise work becomes the end of a product's kernel.
     Epilogue,
-    /// Element-wise work is done by the kernels of the products that read its result.
+    /// The kernels of products do the element-wise work whose result they read.
     Prologue,
-    /// Products whose results are used at their own points become part of the kernels that use them.
+    /// Products whose results are used element by element become part of the kernels that use them.
     Chain,
-    /// An operator that is not ours reads its operand where it lies.
+    /// An operator of PyTorch reads its operand in place instead of a copy.
     Call,
     /// The parts of a concatenation are written to their places in it, instead of copied.
     Join,
@@ -148,8 +148,8 @@ impl fmt::Display for Place {
     }
 }
 
-/// Decisions that are to be taken otherwise than the compiler would: `true` asks for the rewrite even where
-/// it does not pay, `false` forbids it. What is not legal stays refused.
+/// Changes to the compiler's decisions: `true` asks for a rewrite even if it does not pay, `false` forbids it. A
+/// rewrite that is not legal stays refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recipe {
     overrides: BTreeMap<Place, bool>,
@@ -164,7 +164,7 @@ impl Recipe {
         self.overrides.insert(place, apply);
     }
 
-    /// What it says about a place, if anything. `place` is called only if the recipe is not empty.
+    /// The recipe's change at a place, if there is one. `place` is called only if the recipe is not empty.
     pub fn override_for(&self, place: impl FnOnce() -> Place) -> Option<bool> {
         match self.overrides.is_empty() {
             true => None,
@@ -172,12 +172,12 @@ impl Recipe {
         }
     }
 
-    /// Tells how a contraction is to be cut.
+    /// Asks for a blocking of a contraction.
     pub fn cut(&mut self, place: Place, blocking: Blocking) {
         self.blockings.insert(place, blocking);
     }
 
-    /// How a contraction is to be cut, if the recipe says.
+    /// The blocking that the recipe asks for, if it does.
     pub fn blocking(&self, place: impl FnOnce() -> Place) -> Option<&Blocking> {
         match self.blockings.is_empty() {
             true => None,
@@ -185,17 +185,17 @@ impl Recipe {
         }
     }
 
-    /// Forgets what it says about blocking at places for which `keep` is false.
+    /// Drops the blockings at places for which `keep` is false.
     pub fn retain_blockings(&mut self, keep: impl Fn(&Place) -> bool) {
         self.blockings.retain(|place, _| keep(place));
     }
 
-    /// All that it says about blocking, in order.
+    /// All blockings, in order.
     pub fn blockings(&self) -> impl Iterator<Item = (&Place, &Blocking)> {
         self.blockings.iter()
     }
 
-    /// Tells in which order a container's dimensions are to lie in memory, slowest first.
+    /// Asks for an order of a container's dimensions in memory, slowest first.
     pub fn lay_out(&mut self, place: Place, order: Vec<usize>) {
         self.overrides.insert(place.clone(), true);
         self.orders.insert(place, order);
@@ -208,7 +208,7 @@ impl Recipe {
             .map(|(place, order)| (place, order.as_slice()))
     }
 
-    /// Forgets what it says about places for which `keep` is false.
+    /// Drops the changes at places for which `keep` is false.
     pub fn retain(&mut self, keep: impl Fn(&Place) -> bool) {
         self.overrides.retain(|place, _| keep(place));
         self.orders.retain(|place, _| keep(place));
@@ -220,7 +220,7 @@ impl Recipe {
         self.overrides.iter().map(|(place, apply)| (place, *apply))
     }
 
-    /// Whether it says nothing.
+    /// Whether it changes nothing.
     pub fn is_empty(&self) -> bool {
         self.overrides.is_empty() && self.blockings.is_empty()
     }
@@ -229,8 +229,8 @@ impl Recipe {
 /// How a contraction is computed. The same text in a file means the same kernel.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Blocking {
-    /// The definition, cut into blocks. For each of the parts that it is written in, these are numbers of the generator
-    /// that made them, which also checks them.
+    /// The definition, cut into blocks. Each part has numbers of its own. The generator of the kernel makes and checks
+    /// them.
     Cuts(Vec<[i64; 8]>),
     /// A convolution of 3×3 taps by minimal filtering (Winograd).
     Winograd,

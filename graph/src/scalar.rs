@@ -38,8 +38,8 @@ impl Scalar {
             Scalar::Bool(b) => b,
         }
     }
-    /// Converted to a type: floats rounded to it, integers wrapped to its width. Floats become integers of 64 bits
-    /// first, the nearest that there is, as on GPUs; NaN becomes 0.
+    /// Converts to a type: rounds floats to it, and wraps integers to its width. A float first becomes the nearest
+    /// integer of 64 bits, as on GPUs; NaN becomes 0.
     pub fn cast(self, dtype: DType) -> Scalar {
         let whole = self.as_i64();
         match dtype {
@@ -53,9 +53,9 @@ impl Scalar {
         }
     }
 
-    /// As [`Scalar::cast`]; but a float that the integers do not hold (NaN too) becomes what x86, and so PyTorch on it,
-    /// makes of it: the smallest integer of 64 bits for `I64` and `U8`, else of 32 bits; a narrower type takes its low
-    /// bits.
+    /// Like [`Scalar::cast`], except for floats that the integers cannot hold, and NaN. These become the same integers
+    /// as on x86, and so in PyTorch on x86: the smallest integer of 64 bits for `I64` and `U8`, of 32 bits for other
+    /// types. A narrower type takes its low bits.
     pub fn cast_on_x86(self, dtype: DType) -> Scalar {
         let is_long = matches!(dtype, DType::I64 | DType::U8);
         match self {
@@ -77,7 +77,7 @@ impl Scalar {
     }
 }
 
-/// Whether the integer part of `x` is an integer of a sign and `bits` bits.
+/// Whether the integer part of `x` fits into `bits` bits and a sign.
 fn is_within(x: f64, bits: i32) -> bool {
     let limit = 2f64.powi(bits);
     x.trunc() >= -limit && x < limit

@@ -23,11 +23,11 @@
 //! local, its lifetime unless it is transient. `-` is an absent operand. In a tasklet `$i` is input `i`,
 //! as a value or as an index; `{2*k + 1}` is an integer from map parameters; `| 0.0` is a fill;
 //! `(sum)` a conflict resolution. `@ node in module at source` is an origin, `!backward` a stage.
-//! After `->` stands the input an output replaces.
+//! The input that an output replaces follows `->`.
 //!
-//! Numbers are written so that they are read back to the bit. Constants of at most
-//! [`INLINE_ELEMENTS`] elements, or with all elements equal, stand in the text; larger ones
-//! appear as `#` and a hash of their content, and [`Graph::large_constants`] gives their values, which
+//! Numbers are written so that they are read back bit by bit. Constants of at most
+//! [`INLINE_ELEMENTS`] elements, or with all elements equal, are in the text; larger ones
+//! appear as `#` and a hash of their content. [`Graph::large_constants`] returns their values, which
 //! [`crate::parse_with`] takes.
 
 use crate::expr::Expr;
@@ -51,7 +51,7 @@ pub const INLINE_ELEMENTS: usize = 64;
 pub type ConstantTable = BTreeMap<String, Arc<Tensor>>;
 
 impl Graph {
-    /// The constants the text form leaves out, by content hash (32 hexadecimal digits).
+    /// The constants that the text form leaves out, by content hash (32 hexadecimal digits).
     pub fn large_constants(&self) -> ConstantTable {
         let mut table = ConstantTable::new();
         for container in &self.containers {

@@ -27,7 +27,7 @@ pub(crate) struct Along {
     pub(crate) outer: i64,
     /// Elements of the axis.
     pub(crate) n: i64,
-    /// Elements behind the axis, for each of its elements.
+    /// Elements after the axis, for each of its elements.
     pub(crate) inner: i64,
     /// Type of the elements.
     pub(crate) dtype: DType,
@@ -230,7 +230,7 @@ impl Along {
         )
     }
 
-    /// C functions that sort keys and positions, stable. Both have room for as many elements behind the row's; what the
+    /// C functions that sort keys and positions, stable. Both have room for as many elements after the row's; what the
     /// sort returns is whether the sorted elements lie there.
     fn sort_text(&self, name: &str, first: First) -> String {
         let (key, n) = (self.key_type(), self.n);

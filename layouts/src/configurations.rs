@@ -39,7 +39,7 @@ pub struct LayoutChoice {
     pub rule_ns: f64,
     /// The same time with the chosen orders.
     pub chosen_ns: f64,
-    /// What every choice of orders takes at least.
+    /// A lower bound for every choice of orders.
     pub bound_ns: f64,
     /// Containers with a choice.
     pub n_containers: usize,
@@ -192,7 +192,7 @@ impl<'a> ConfigurationProblem<'a> {
         }
     }
 
-    /// Adds what a node costs.
+    /// Adds the costs of a node.
     fn add_node(&mut self, node: &Node, times: &mut dyn Times) {
         if let Some(now_ns) = times.contraction_ns(&self.graph, node) {
             self.add_contraction(node, now_ns.ceil(), times);

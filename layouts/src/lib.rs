@@ -3,15 +3,15 @@
 //! A convolution reads its input at every tap of a window: with channels contiguous, one vector
 //! load serves one tap of many channels, and element-wise neighbours and channel sums run along
 //! the same direction. So activations that a convolution reads or writes are laid out
-//! channels-last, and so is everything aligned with them through maps; whatever the caller owns
-//! keeps the caller's layout, and `[N, H, W, C]` is in this order already. Weights that are made inside
+//! channels-last, and so are all containers aligned with them through maps. Containers of the caller
+//! keep their layout, and `[N, H, W, C]` is in this order already. Weights that are made inside
 //! the graph (converted from the caller's, or a gradient before its conversion) have their channels
-//! last too: then terms of many channels are contiguous in both factors. What only matrix products
-//! touch is ordered so that the products see few, long dimensions ([`products`]).
+//! last too: then terms of many channels are contiguous in both factors. Containers that only matrix
+//! products touch are ordered so that the products see few, long dimensions ([`products`]).
 //!
-//! This rule ([`assign`]) takes no time. [`choose`] compares its orders with others by predicted time, for all containers
-//! together: the configuration graph of "Data Movement Is All You Need" (arXiv 2007.00072), solved exactly where that
-//! is possible ([`quadratic`]). What it finds reaches [`assign`] as a recipe.
+//! This rule ([`assign`]) takes no time. [`choose`] compares its orders with others by predicted time, for all
+//! containers together: the configuration graph of "Data Movement Is All You Need" (arXiv 2007.00072), solved exactly
+//! if that is possible ([`quadratic`]). Its result reaches [`assign`] as a recipe.
 //!
 //! Channels may be two dimensions, group and channel within the group, as a grouped convolution leaves
 //! them: `[N, G, C, H, W]` is laid out as `[N, H, W, G, C]`, which is the order of all its channels.
@@ -327,7 +327,7 @@ fn related(x: &Index, y: &Index) -> bool {
     both_fixed || symbols.iter().any(|s| y.mentions(s))
 }
 
-/// Whatever has the same indices as a marked container is marked too.
+/// Marks containers that have the same indices as a marked container.
 fn spread(tasklet: &Tasklet, marked: &mut Marked) {
     let all = || {
         tasklet

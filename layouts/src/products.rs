@@ -8,7 +8,7 @@
 //! dimension stays fastest. Nothing else about the products changes.
 //!
 //! If products make all parts of such a stack, the axis of the stack is its slowest dimension, and the parts have the
-//! order of the others: then each product writes its part where it belongs (`join` in `fusion`), and no kernel copies.
+//! order of the others. Then each product writes its part to its place (`join` in `fusion`), and nothing is copied.
 
 use graph::{ContainerId, Graph, Index, Joined, Layout, Lifetime, Memlet, Symbol, Tasklet};
 use std::collections::BTreeSet;
@@ -39,7 +39,7 @@ pub fn reorder(
         });
     }
     let made: BTreeSet<ContainerId> = products.iter().map(|t| written(t).container).collect();
-    // What follows a product element by element runs on the product's blocks, and keeps their order.
+    // Element-wise work after a product runs on the product's blocks, and keeps their order.
     let follows = |t: &&Tasklet| {
         let same = |m: &Memlet| made.contains(&m.container) && m.subset == written(t).subset;
         t.outputs.len() == 1 && t.inputs.iter().any(same)
@@ -104,7 +104,7 @@ pub fn reorder(
     changed
 }
 
-/// The order in which most dimensions merge, of those given; the first of equals.
+/// The given order in which most dimensions merge; the first one if several are equal.
 fn best_order(
     graph: &Graph,
     id: ContainerId,
@@ -120,7 +120,7 @@ fn best_order(
         .map(|(_, layout)| layout)
 }
 
-/// Orders of a stack, its axis slowest, and of its parts; `None` if the parts cannot lie one behind another in memory.
+/// Orders of a stack, its axis slowest, and of its parts; `None` if the parts cannot be consecutive in memory.
 fn order_of_stack(
     graph: &Graph,
     stack: &Joined,

@@ -1,9 +1,9 @@
 //! ONNX files as they are: read whole, understood as far as possible, evaluated, made better, proven
 //! and written.
 //!
-//! Owns the messages of the format, tensors, what is known of each value, the meaning of the
+//! Owns the messages of the format, tensors, the facts about each value, the meaning of the
 //! standard's operators on tensors, rewrites of a file and their verification. A file's names, types
-//! and metadata survive. Never differentiates and never emits kernels: that is for graphs of ours.
+//! and metadata survive. Never differentiates and never emits kernels: other rooms do this with graphs.
 
 pub mod attributes;
 pub mod check;

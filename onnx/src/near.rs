@@ -1,11 +1,11 @@
-//! Names that are like a wrong one: what somebody may have meant.
+//! Names that are similar to a wrong one: what the user may have meant.
 
-/// Largest number of names that are told.
+/// Most names in a message.
 const MOST: usize = 3;
 
-/// The names that are most like `given`, best first; none if none is like it.
+/// The names that are most similar to `given`, best first; none if none is similar.
 pub fn near<'n>(given: &str, names: impl IntoIterator<Item = &'n str>) -> Vec<&'n str> {
-    // A third of the letters may be wrong; a part of a name is like it too.
+    // A third of the letters may be wrong; a part of a name is similar too.
     let most = (given.chars().count() / 3).max(1);
     let part = |name: &str| given.len() >= 3 && (name.contains(given) || given.contains(name));
     let mut found: Vec<(usize, &str)> = names
@@ -18,7 +18,7 @@ pub fn near<'n>(given: &str, names: impl IntoIterator<Item = &'n str>) -> Vec<&'
     found.into_iter().take(MOST).map(|(_, name)| name).collect()
 }
 
-/// ` (did you mean …?)`, or nothing if no name is like `given`.
+/// ` (did you mean …?)`, or nothing if no name is similar to `given`.
 pub fn suggestion<'n>(given: &str, names: impl IntoIterator<Item = &'n str>) -> String {
     match near(given, names).as_slice() {
         [] => String::new(),

@@ -341,7 +341,7 @@ pub fn optimize(
     };
     if let Some(problem) = check::errors(&after).into_iter().next() {
         let problem = problem.to_string();
-        // It is a mistake of ours only if the original runs.
+        // It is a defect of Shorthaul only if the original runs.
         return Err(
             match verify::made_up(&model, 0, &verify::Options::default()) {
                 Ok(_) => broken(problem),

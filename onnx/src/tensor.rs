@@ -1,7 +1,7 @@
 //! Tensors in memory: a shape and elements of one type.
 //!
-//! Owns the way between a tensor and its protobuf form. Never reads files: see `stored.rs` for elements
-//! that are stored beside a model.
+//! Owns the conversion between a tensor and its protobuf form. Never reads files: see `stored.rs` for
+//! elements that are stored beside a model.
 
 use crate::element::Element;
 use crate::fact::MAX_RANK;
@@ -81,7 +81,7 @@ macro_rules! same_type {
     }};
 }
 
-/// A type tensors have elements of.
+/// An element type of tensors.
 pub trait Item: Clone + Default + PartialEq + 'static {
     /// The elements, if they are of this type.
     fn of(values: &Values) -> Option<&[Self]>;
@@ -345,7 +345,7 @@ impl Tensor {
         })
     }
 
-    /// What is wrong with the number of elements that a message stores inside, without decoding them.
+    /// A sentence if a message stores a wrong number of elements inside; they are not decoded.
     pub fn stored_size_problem(proto: &TensorProto) -> Option<String> {
         let element = Element::of_number(proto.data_type)?;
         let (shape, n) = match sizes(&proto.dims) {

@@ -8,14 +8,14 @@ use crate::op::{Call, OpError};
 use crate::registry;
 use graph::{Block, Builder, Graph, Library, Node, NodeKind, State};
 
-/// Most rounds of expansion; more means that an operator expands into itself.
+/// Most rounds of expansion. If more are needed, an operator expands into itself.
 const MAX_DEPTH: usize = 16;
 
-/// Replaces every library node but `reshape` and what is computed by others
-/// ([`Library::computed_by`]) by its expansion, keeping origin and stage.
+/// Replaces every library node with its expansion, which keeps origin and stage. `reshape` and nodes
+/// that are computed whole ([`Library::computed_by`]) stay.
 ///
 /// # Errors
-/// An unknown operator, or one whose expansion refuses.
+/// An operator is unknown, or its expansion refuses.
 pub fn expand_all(graph: &mut Graph) -> Result<(), OpError> {
     let mut body = std::mem::take(&mut graph.body);
     let result = body.iter_mut().try_for_each(|b| expand_block(graph, b));

@@ -1,4 +1,4 @@
-//! Index spaces: appending maps whose tasklets have optional inputs or several outputs, and visiting
+//! Index spaces: they append maps whose tasklets have optional inputs or several outputs, and visit
 //! every index in a reference evaluation. This file never knows what is computed.
 
 use graph::{Builder, ContainerId, Expr, Memlet, Reduction, SymExpr, Tasklet};
@@ -47,7 +47,7 @@ impl IndexSpace {
     }
 }
 
-/// Inputs of a tasklet as they are named in its expressions.
+/// Inputs of a tasklet, with the expressions that stand for them.
 #[derive(Debug, Default)]
 pub struct Reads(Vec<Memlet>);
 
@@ -69,7 +69,7 @@ pub fn write(container: ContainerId, index: &[SymExpr], value: Expr) -> (Memlet,
     (Memlet::new(container, index.iter().cloned()), value)
 }
 
-/// A write of one element that is combined with the others to it.
+/// A write of one element, combined with other writes to the same element.
 pub fn combine(
     reduction: Reduction,
     container: ContainerId,

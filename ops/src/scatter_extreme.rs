@@ -1,4 +1,4 @@
-//! The largest or the smallest of what an index sends to each place: `scatter_max`, `scatter_min`.
+//! The largest or the smallest of the elements that an index sends to each place: `scatter_max`, `scatter_min`.
 
 use crate::index::{checked, data_memlet, scatter_parts, scatter_zeros};
 use crate::op::{Call, Gradient, GradientCall, Op, OpBuilder, OpError, Sample, TensorType, attrs};
@@ -7,11 +7,11 @@ use graph::{Attr, Binary, Builder, DType, Expr, Memlet, Reduction, Scalar, Tenso
 
 /// `scatter_max`, `scatter_min`: `out[i… with index[i…] along axis]` is the largest or the smallest of the elements of
 /// `src` that go there and of the element of `x` that is there. With attribute `include_self: Bool` false, `x` counts
-/// only where nothing goes. A NaN wins.
+/// only at places to which no element goes. A NaN wins.
 ///
 /// Inputs x, index, src of the index's shape; attribute `axis: Int`. Floats only. Gradient: shared evenly among the
-/// elements of x and src that equal the result. If x does not count, an element of it that equals the result has a
-/// share all the same, which is lost, as in PyTorch.
+/// elements of x and src that equal the result. If x does not count, its elements that equal the result still get a
+/// share, which is lost, as in PyTorch.
 /// Source: ONNX ScatterElements-18 with `max` and `min`, `torch.scatter_reduce` with `amax` and `amin`.
 #[derive(Debug)]
 pub struct ScatterExtreme {

@@ -14,7 +14,7 @@ use graph::{
 ///
 /// Attributes `axis: Int`, `start` and `stop: Sizes` of one element each, `step: Int ≥ 1` (1).
 /// Constant bounds may be negative (counted from the end) and are clamped to the value when its size
-/// is constant too; symbolic ones must lie within it. Gradient: padding with zeros, or for a step
+/// is constant too; symbolic bounds must be within it. Gradient: padding with zeros; with a step,
 /// the derivative of the expansion. Source: ONNX Slice-13 (one axis), `torch.ops.aten.slice`.
 #[derive(Debug)]
 pub struct Slice;
@@ -55,7 +55,7 @@ fn cut(call: &Call) -> Result<Cut, OpError> {
     })
 }
 
-/// A bound counted from the front and, where both are numbers, clamped to the size.
+/// A bound counted from the front, and clamped to the size if both are numbers.
 fn within(bound: &SymExpr, size: &SymExpr) -> SymExpr {
     let bound = match bound.as_const() {
         Some(n) if n < 0 => size.clone() + n,
@@ -275,8 +275,7 @@ impl Op for Concat {
 ///
 /// Attributes `low`, `high: Sizes` (one for each dimension), `mode: Str` (`constant`), `value: Float`
 /// (0). `reflect` mirrors without repeating the edge, `replicate` repeats the edge, `wrap` starts again at
-/// the other end. Gradient:
-/// `constant` cuts what was added, the others are derived from the expansion.
+/// the other end. Gradient: `constant` cuts off the added elements; other modes differentiate the expansion.
 /// Source: ONNX Pad-21 (`edge` is `replicate`), `torch.nn.functional.pad` (`circular` is `wrap`).
 #[derive(Debug)]
 pub struct Pad;
@@ -432,7 +431,7 @@ impl Op for Pad {
     }
 }
 
-/// The index inside `[0, size)` a padded element copies; `None` where the value is the constant.
+/// The index inside `[0, size)` from which a padded element is copied; `None` if it is the constant.
 fn padded_source(mode: PadMode, at: i64, size: i64) -> Option<usize> {
     let source = match mode {
         _ if (0..size).contains(&at) => at,

@@ -1,4 +1,4 @@
-//! The largest elements along an axis in order: `topk`, which with k = size sorts.
+//! The largest elements along an axis in order: `topk`. With k = size, it sorts.
 
 use crate::index::scatter_zeros;
 use crate::op::{Call, Gradient, GradientCall, Op, OpError, Sample, TensorType, attrs};
@@ -12,7 +12,7 @@ use graph::{
 ///
 /// Attributes `axis: Int`, `k: Sizes[1]`, `largest: Bool` (true). Outputs values and positions
 /// (i64). Of equal elements the one with the lower position comes first; NaN counts as largest.
-/// Gradient: incoming ones placed at the positions. Source: ONNX TopK-11, `torch.topk`, `torch.sort`.
+/// Gradient: the incoming gradients, placed at the positions. Source: ONNX TopK-11, `torch.topk`, `torch.sort`.
 /// The expansion ranks every element by counting those before it: n² comparisons for n elements; see `loops`.
 #[derive(Debug)]
 pub struct TopK;

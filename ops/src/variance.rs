@@ -115,7 +115,7 @@ impl Op for Variance {
         let wide = if dtype.arithmetic() == dtype {
             x
         } else {
-            // A mean in 16 bits would lose what the elements differ by.
+            // A mean in 16 bits would lose the differences between the elements.
             builder.elementwise(Expr::In(0).cast(dtype.arithmetic()), &[x])?
         };
         let mean = reduce_kept(builder, "mean", wide, &axes)?;

@@ -1,7 +1,7 @@
 //! What the program's commands do with one ONNX file, called as the program calls them, in this process.
 //!
-//! Owns the list of commands and which of them came to a result. A panic, or a file of ours that does not fit
-//! together, is a problem; an error that names what is wrong with the user's file is not.
+//! Owns the list of commands and which of them came to a result. A panic, or an inconsistent file that Shorthaul wrote,
+//! is a problem; an error that names what is wrong with the user's file is not.
 
 use compiler::Step;
 use compiler::importer::onnx::{File, Mode, Options as ImportOptions};
@@ -101,7 +101,7 @@ fn optimized(model: &Model, target: Target, verified: bool) -> Option<optimize::
     };
     match optimize::optimize(model, &options, &mut |_| ()) {
         Ok(optimized) => Some(optimized),
-        // A rewrite of a damaged file that broke it is a mistake of ours.
+        // A rewrite of a damaged file that broke it is a defect of Shorthaul.
         Err(error @ optimize::OptimizeError::Broken { .. }) => panic!("{error}"),
         Err(_) => None,
     }

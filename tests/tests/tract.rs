@@ -80,7 +80,7 @@ fn tract_tensor(input: &Tensor) -> TractResult<Option<tract_onnx::prelude::Tenso
     Ok(Some(made))
 }
 
-/// The first difference from a result of ours.
+/// The first difference from our result.
 fn difference(ours: &Tensor, theirs: &tract_onnx::prelude::Tensor) -> Option<String> {
     if ours.shape != theirs.shape() {
         return Some(format!(

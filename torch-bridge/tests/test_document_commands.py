@@ -35,7 +35,7 @@ NOT_RUN = {
     "cargo xtask demo": "installs 6 GB; torch-bridge/tests/test_demo.py trains what it trains",
     "cargo xtask notebook": "opens JupyterLab; torch-bridge/tests/test_notebook.py runs its cells",
     "cargo xtask release": "compiles for minutes; `cargo xtask test` tries another wheel",
-    "cargo xtask onnx-coverage": "takes minutes; `cargo xtask test` compares the page with it",
+    "cargo xtask onnx-coverage": "takes minutes; tests/tests/onnx_coverage.rs tries some cases",
     "pip install dist/": "`cargo xtask test` installs the wheel: xtask/src/release.rs",
     "cargo install --path cli": "compiles for minutes; `cargo xtask test` builds that program",
     "cargo run -p shorthaul-compiler --example stages": "compiler/tests/stages.rs does the same",

@@ -198,7 +198,7 @@ def test_a_defect_in_a_trace_with_symbolic_sizes_is_said_once(monkeypatch):
         for rows in (4, 7, 9):
             _check(model, network, rows)
     (only,) = [str(w.message) for w in said if w.category is shorthaul.InternalErrorWarning]
-    assert only.startswith("Rows, inner: each set of sizes is traced alone")
+    assert only.startswith("Rows, inner: each set of sizes is traced separately")
     assert "internal error after pass `fuse`: two writers; please report it" in only
 
 
@@ -219,7 +219,7 @@ def test_what_is_no_defect_is_in_the_log_alone(monkeypatch, caplog):
         for rows in (4, 7):
             _check(model, network, rows)
     assert {w.category for w in said} <= {shorthaul.RecompileWarning}
-    assert "traced by itself: `x` has the sizes [8]" in caplog.text
+    assert "traced separately: `x` has the sizes [8]" in caplog.text
 
 
 def test_a_second_module_of_the_same_functions_is_compiled_for_the_first_time():

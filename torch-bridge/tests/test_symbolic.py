@@ -234,7 +234,7 @@ def test_sizes_that_a_trace_cannot_leave_open_are_traced_alone(monkeypatch, capl
     for size in (4, 7, 9):
         for _ in range(2):
             _check(model, network, Rows.inputs(size))
-    assert "traced by itself: this test asks for it" in caplog.text
+    assert "traced separately: this test asks for it" in caplog.text
 
 
 class RowsInACheckpoint(nn.Module):

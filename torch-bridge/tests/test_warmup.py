@@ -129,7 +129,7 @@ def test_a_trace_that_fails_in_the_background_is_replaced(monkeypatch):
             x = torch.randn(n, 6)
             _until_compiled(compiled, x, step(twin, x))
     (only,) = [str(w.message) for w in said if w.category is shorthaul.InternalErrorWarning]
-    assert "each set of sizes is traced alone" in only and "two writers" in only
+    assert "each set of sizes is traced separately" in only and "two writers" in only
 
 
 def test_a_refused_kernel_runs_through_pytorch(slow_compiler):

@@ -116,8 +116,8 @@ assert not torch.equal(plain(x), expected)
 print('shorthaul', shorthaul.__version__, 'beside PyTorch', torch.__version__)
 ";
 
-/// Installs the wheel into a new environment, which sees PyTorch's packages but no other copy of ours, and trains a
-/// step.
+/// Installs the wheel into a new environment, which sees PyTorch's packages but no other copy of Shorthaul, and trains
+/// a step.
 ///
 /// # Errors
 /// A wheel that does not install, or misses a part.

@@ -319,7 +319,7 @@ fn check(command: &mut Command) -> Result<Tally> {
     Ok(Tally::one(true))
 }
 
-/// A check of ours that counts as one, with the breaches it found.
+/// A check of the house rules, which counts as one, with the breaches it found.
 fn check_list(rule: &str, breaches: Vec<String>) -> Result<Tally> {
     if breaches.is_empty() {
         return Ok(Tally::one(true));

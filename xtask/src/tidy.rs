@@ -21,7 +21,7 @@ const UNSAFE_ROOMS: [&str; 2] = ["kernels", "torch-bridge"];
 /// Marks of unfinished work, spelled in two halves so that this file holds none.
 const UNFINISHED_MARKS: [&str; 2] = [concat!("TO", "DO"), concat!("FIX", "ME")];
 
-/// Folders that hold no source of ours, besides those whose names open with a dot.
+/// Folders that hold no source of this repository, besides those whose names start with a dot.
 const SKIPPED_FOLDERS: [&str; 4] = ["target", "out", "__pycache__", "node_modules"];
 
 /// Every breach under `root`, one line each; empty when all is tidy.

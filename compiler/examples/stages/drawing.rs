@@ -348,7 +348,7 @@ fn characters(text: &str) -> f64 {
     text.chars().count() as f64
 }
 
-/// A number with at most one digit behind the point.
+/// A number with at most one digit after the point.
 fn number(x: f64) -> String {
     let tenths = (x * 10.0).round() / 10.0;
     // No "-0".

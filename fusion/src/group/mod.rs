@@ -4,12 +4,12 @@
 //! After: `kernel (b,l): { map h: s += x[b,l,h]; map h: y[b,l,h] = x[b,l,h] / s }`, with `s` local.
 //!
 //! Legal when every container that one member writes and another reads is indexed, in both, by the
-//! kernel's outer parameters at the same dimensions: what a point needs, the same point made before.
-//! And when no third kernel must run between the two. Pays when the data passed between members,
-//! or read by both, stays in registers or cache: so the inner working set is bounded, and the
+//! kernel's outer parameters at the same dimensions, so that a point reads only what the same point wrote before.
+//! Also, no third kernel may have to run between the two. Pays when the data passed between members,
+//! or read by both, stays in registers or cache. So the inner working set is bounded, and the
 //! dimension that is contiguous in memory never becomes the outer one of a kernel with inner loops.
-//! A contraction takes successors over its whole output as its epilogue, see [`epilogue`]. Element-wise kernels
-//! that are left, and whose results only contractions read, become their prologues, see [`prologue`].
+//! A contraction takes successors over its whole output as its epilogue, see [`epilogue`]. If only contractions read
+//! the result of a remaining element-wise kernel, the kernel becomes their prologue, see [`prologue`].
 
 mod epilogue;
 mod links;
@@ -44,11 +44,11 @@ const MAX_CONTAINERS: usize = 24;
 #[derive(Clone, Debug)]
 struct Group {
     members: Vec<Member>,
-    /// What computes the contraction's operands while it packs them.
+    /// The units that compute the contraction's operands while it packs them.
     prologues: Vec<Member>,
     /// Sizes of the outer parameters.
     outer: Vec<i64>,
-    /// Whether the first member is a contraction, which others may only follow.
+    /// Whether the first member is a contraction. Other members may only follow it.
     contraction: bool,
     /// Sums of the contraction's columns, which are final after its last block.
     sums: BTreeSet<ContainerId>,

@@ -36,7 +36,7 @@ const MOST_OPERATIONS: u32 = 64;
 pub enum Obstacle {
     #[error("other kernels than products read it")]
     OtherReader,
-    #[error("a product reads it twice, or not at sums of its loops' positions")]
+    #[error("a product reads it twice, or at an index that is not a sum of its loops' positions")]
     Index,
     #[error("products compute operands in the type of their sums only, which is f32 or f64")]
     Type,
@@ -48,9 +48,7 @@ pub enum Obstacle {
     Strided(String),
     #[error("the products would read {0} bytes more")]
     Traffic(i64),
-    #[error(
-        "that would move {0} bytes less, which takes less time than computing it several times"
-    )]
+    #[error("moving {0} bytes less would save less time than computing it several times takes")]
     Repeated(i64),
     #[error("{0} bytes more would be kept for the backward pass")]
     Kept(i64),

@@ -131,7 +131,7 @@ fn inner_node(group: &Group, member: &Member, outer: &[Symbol]) -> Node {
             .enumerate()
             .map(|(n, p)| target(n, &p.name))
             .collect();
-        // Through temporary names, so that no new name meets an old one.
+        // Temporary names avoid a conflict between a new name and an old one.
         let temporary = |n: usize| Symbol::new(format!("%{n}"));
         for (n, param) in map.params.clone().iter().enumerate() {
             substitute_symbol(&mut map, &param.name, &(&temporary(n)).into());

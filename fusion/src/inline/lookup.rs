@@ -1,15 +1,15 @@
-//! Lookups that loops cannot do with whole vectors, and when their results are better stored.
+//! Lookups that loops cannot do with whole vectors, and when to store their results.
 //!
 //! Before: `t[h, i, j] = table[ids[i, j], h]`; each of several loops over `j`, for each of many batches, reads `t`.
-//! Inlined, each of them would fetch every element by itself, about ten times as slow as it reads an element of an
-//! array. So `t` is stored if its readers have more points than it has elements, as the biases of relative
-//! positions in attention. A lookup of whole rows, as in an embedding, stays inlined.
+//! If `t` were inlined, each loop would look up one element at a time, which takes about ten times as long as reading
+//! an element of an array. So `t` is stored if its readers have more points than it has elements. An example are the
+//! biases of relative positions in attention. A lookup of whole rows, as in an embedding, stays inlined.
 
 use super::Obstacle;
 use crate::unit::{elements, mentions, points, unit};
 use graph::{ContainerId, Graph, Index, Node, Tasklet};
 
-/// Why a definition with lookups is not inlined, if it is not; `readers` are the readers as they would be with it.
+/// Why a definition with lookups is not inlined, or `None`. `readers` are the readers with the definition inlined.
 pub(super) fn obstacle(graph: &Graph, id: ContainerId, readers: &[&Node]) -> Option<Obstacle> {
     let fetched = |node: &&Node| {
         let (map, _) = unit(node).filter(|(_, tasklet)| is_scattered(tasklet))?;

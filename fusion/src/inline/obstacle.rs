@@ -15,11 +15,13 @@ pub enum Obstacle {
     ProductIndex,
     #[error("a product's operand would be read from its end")]
     ProductBackwards,
-    #[error("a product takes one array beyond its bounds, and would take two")]
+    #[error(
+        "a product can read only one of its operands beyond the bounds of an array, and would read two"
+    )]
     ProductGuard,
     #[error("it would be computed {times} times, {cost} operations each")]
     Repeated { times: i64, cost: u32 },
-    #[error("its readers would look each of its elements up {0} times, one by one")]
+    #[error("its readers would look up each of its elements {0} times, one by one")]
     Lookup(i64),
     #[error("its reader would grow to {0} operations")]
     Cost(u32),

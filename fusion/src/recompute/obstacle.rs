@@ -7,7 +7,7 @@ use crate::decision::Weighed;
 #[allow(missing_docs)] // The messages say it.
 pub enum Obstacle {
     #[error(
-        "only what frees much memory in little time is computed again where no memory budget asks for more"
+        "without a memory budget, only values that free much memory in little time are computed again"
     )]
     Unasked,
     #[error("PyTorch computes it")]

@@ -1,11 +1,11 @@
-//! What to keep under a limit of bytes: least time added.
+//! Chooses which values to keep under a limit of bytes, such that the least time is added.
 //!
-//! With a price on kept bytes the best choice is a minimum cut: a value that is needed and whose unit does not run
-//! again is kept, and a unit that runs again needs what it reads. The price is raised until the limit holds,
-//! along the corners of the curve of bytes against time, which also gives a bound that no choice beats. Between
-//! corners a search decides value by value, beginning with the largest, and continues where the bound is best. So a
-//! problem of few values is solved exactly; the search in a larger one ends early, with the gap that is left. The same
-//! problem always gets the same answer.
+//! With a price on kept bytes, the best choice is a minimum cut: a value that is needed is kept unless its unit runs
+//! again, and a unit that runs again needs the values that it reads. The price is raised until the limit holds, along
+//! the corners of the curve of bytes against time. This also gives a bound that no choice beats. Between corners, a
+//! search decides value by value, beginning with the largest, and continues at the part with the best bound. So a
+//! problem of few values is solved exactly. In a larger one, the search ends early, and the gap to the bound is known.
+//! The same problem always gets the same answer.
 
 use super::{Choice, Cost, Problem};
 use petgraph::algo::dinics;
@@ -13,17 +13,16 @@ use petgraph::graph::{DiGraph, NodeIndex};
 use petgraph::visit::EdgeRef;
 use std::collections::BTreeSet;
 
-/// Most minimum cuts of a search among few values.
+/// Most minimum cuts in a search among few values.
 const MAX_CUTS: usize = 300;
 /// Values of a problem that is solved exactly, where [`MAX_CUTS`] suffice.
 const FEW_VALUES: usize = 60;
-/// Price of a byte in microseconds at which bytes count before all else: the time of moving ten thousand bytes.
+/// A price of a byte in microseconds that outweighs all times: the time of moving ten thousand bytes.
 const HIGHEST_PRICE: f64 = 1.0;
 /// Parts of a microsecond that capacities count.
 const SCALE: f64 = 1000.0;
 const INFINITE: u64 = 1 << 60;
-/// The search among many values ends when less than this part of the forward pass is left to gain, or after this
-/// many cuts.
+/// The search among many values ends when it can gain less than this part of the forward pass, or after this many cuts.
 const GOOD_ENOUGH: f64 = 0.005;
 const MAX_CUTS_OF_MANY: usize = 40;
 
@@ -41,13 +40,13 @@ pub struct Solution {
 /// No choice keeps as few bytes as the budget allows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Infeasible {
-    /// The choice that keeps fewest.
+    /// The choice that keeps the fewest bytes.
     pub least: Choice,
     /// Bytes that it keeps.
     pub least_bytes: i64,
 }
 
-/// A part of the search: what is decided about values, and what all its choices take at least.
+/// A part of the search: the values that are decided, and a lower bound for all its choices.
 struct Subproblem {
     pinned: Vec<Option<bool>>,
     bound_us: f64,
@@ -63,10 +62,10 @@ struct Search<'a> {
 }
 
 impl Problem {
-    /// The choice that adds least time among those that keep at most `limit` bytes, as far as the search gets.
+    /// The best choice that the search finds: it keeps at most `limit` bytes and adds the least time.
     ///
     /// # Errors
-    /// Even with everything computed again that can be, more is kept.
+    /// More is kept even if everything that can be computed again is computed again.
     pub fn solve(&self, limit: i64) -> Result<Solution, Infeasible> {
         let mut search = Search {
             problem: self,
@@ -117,7 +116,7 @@ impl Problem {
     }
 
     /// The best choice if a kept byte has a price in microseconds; its cost; and the sum of its time and the price of
-    /// what it keeps.
+    /// its kept bytes.
     pub(super) fn cut(&self, price: f64, pinned: &[Option<bool>]) -> (Choice, Cost, f64) {
         let mut network: DiGraph<(), u64> = DiGraph::new();
         let (source, sink) = (network.add_node(()), network.add_node(()));
@@ -178,7 +177,7 @@ fn best_part(parts: &[Subproblem]) -> Option<usize> {
 }
 
 impl Search<'_> {
-    /// Bounds the choices under `pinned`, and takes the best one it meets. `None`: none of them is within the
+    /// Bounds the choices under `pinned`, and notes the best one that it finds. `None` if none of them is within the
     /// limit.
     fn part(&mut self, pinned: Vec<Option<bool>>) -> Option<Subproblem> {
         let (cheap, cheap_cost, _) = self.cut(0.0, &pinned);
@@ -230,7 +229,7 @@ impl Search<'_> {
         self.problem.cut(price, pinned)
     }
 
-    /// The choice without units whose values can be kept after all. Tries those first that take longest.
+    /// The choice without units whose values can be kept after all. It tries the units that take longest first.
     fn filled(&self, mut choice: Choice, pinned: &[Option<bool>]) -> (Choice, Cost) {
         let mut cost = self.problem.cost(&choice);
         let mut units: Vec<usize> = choice.copied.iter().copied().collect();

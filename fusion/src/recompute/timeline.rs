@@ -1,15 +1,15 @@
 //! Memory over the time of a step, and the choice that keeps it within a limit at every moment.
 //!
-//! A value that is kept takes its bytes during the whole backward pass. A value that is computed again takes them
-//! from its copy's kernel to the last reader; its copy also needs what it reads at that moment. So two copies
-//! that live at the same time free less than two that follow each other, which a price on kept bytes cannot see
-//! ([`Problem::solve`]). [`Problem::within`] therefore chooses step by step: the unit, alone or with those that it
-//! needs, that takes most memory above the limit away for the time that it adds, until nothing is above the limit.
-//! Then it takes back what was not needed. The same is done from the choices of some minimum cuts; the result that
-//! adds least time is taken.
+//! A value that is kept takes memory during the whole backward pass. A value that is computed again takes memory only
+//! from the kernel of its copy to the last reader, but this kernel needs its operands at that moment. So two copies
+//! that live at the same time free less than two that follow each other. A price on kept bytes ([`Problem::solve`])
+//! cannot express this. [`Problem::within`] therefore chooses step by step. Each step takes the unit (alone, or with
+//! the units that it needs) that removes the most memory above the limit for the time that it adds. When nothing is
+//! above the limit, it drops the units that were not needed. It does the same starting from the choices of some minimum
+//! cuts, and returns the result that adds the least time.
 //!
-//! The memory here is an estimate. Fusion afterwards removes containers between nodes, and readers compute normalized
-//! values themselves: [`Problem::learn`] takes from a plan which those are.
+//! The memory here is an estimate, because fusion then removes containers between nodes, and readers compute normalized
+//! values themselves. [`Problem::learn`] learns from a plan which containers these are.
 
 use super::{Choice, Cost, Problem};
 use graph::{ContainerId, Graph, Lifetime, Node, Stage};
@@ -39,11 +39,11 @@ pub struct Planned {
     pub choice: Choice,
     /// What it costs.
     pub cost: Cost,
-    /// Most bytes in memory at one time, as far as they can be told before fusion.
+    /// Most bytes in memory at one time, as estimated before fusion.
     pub peak_bytes: i64,
 }
 
-/// The nodes of the backward pass, with what each has in memory. `numbers` are those of the forward pass's values.
+/// The nodes of the backward pass, with the memory at each. `numbers` are the numbers of the forward pass's values.
 pub(super) fn backward_nodes(
     graph: &Graph,
     numbers: &BTreeMap<ContainerId, usize>,
@@ -114,7 +114,7 @@ impl Problem {
             node.reads.iter().for_each(|v| copier.touch(*v));
         }
         let Copier { events, lives, .. } = copier;
-        // What each event adds to the copies in memory, and what is left behind it.
+        // What each event adds to the copies in memory, and the rest after it.
         let mut changes = vec![0; events.len() + 1];
         for (v, life) in lives.iter().enumerate() {
             if let Some((first, last)) = life {

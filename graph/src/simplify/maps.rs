@@ -32,7 +32,7 @@ fn node(n: &mut Node, containers: &[Container], report: &mut SimplifyReport) {
 
 /// Before: `map [i < 1, j < n] { … %x[i, j] … }`. After: `map [j < n] { … %x[0, j] … }`.
 ///
-/// Kernels keep their parameters: their shape was decided on.
+/// Kernels keep their parameters, because an earlier pass decided on their shape.
 fn drop_single_points(m: &mut Map) -> bool {
     let single = |size: &SymExpr| size.as_const() == Some(1);
     if m.schedule == Schedule::Kernel || !m.params.iter().any(|p| single(&p.size)) {

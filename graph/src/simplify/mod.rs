@@ -1,10 +1,10 @@
 //! Simplification: the same results from fewer nodes and simpler ones.
 //!
 //! Repeats until nothing changes: operators of constants are computed, copies and repeated operators
-//! are replaced by what they equal, expressions and maps of one point are simplified, and what nobody
-//! needs is dropped.
+//! are replaced with the value that they equal, expressions and maps of one point are simplified, and
+//! unused nodes and results are dropped.
 //! Results are unchanged up to the sign of a zero (see [`crate::Expr::simplify`]). Operators are known
-//! only through [`LibraryMeaning`]. Containers keep their ids; [`Graph::compact`] drops the unused.
+//! only through [`LibraryMeaning`]. Containers keep their ids; [`Graph::compact`] drops unused containers.
 
 mod dead;
 mod library;
@@ -22,11 +22,11 @@ use std::sync::Arc;
 pub enum Rule {
     /// An operator of constants was computed.
     FoldConstant,
-    /// An equal constant took the place of another.
+    /// A constant was replaced with an equal one.
     MergeConstants,
-    /// The input of a copy took the place of its output.
+    /// The output of a copy was replaced with its input.
     ForwardCopy,
-    /// The result of an equal operator took the place of another.
+    /// The result of an operator was replaced with that of an equal operator.
     MergeOperators,
     /// A node, or a result of a node, that nobody needs was dropped.
     DropDead,

@@ -1,7 +1,7 @@
-//! Sparse tensors of a file, written out: the rules read tensors with all their elements.
+//! Sparse tensors of a file, converted to dense ones, which the rules read.
 //!
-//! A sparse initializer becomes a `Constant` node, so it is no parameter: training would fill in its zeros. A tensor
-//! that cannot be written out stays as it is, and the import names it.
+//! A sparse initializer becomes a `Constant` node, not a parameter, because training would change its zeros. A tensor
+//! that cannot be converted stays as it is, and the import names it.
 
 use super::proto::{AttributeProto, GraphProto, NodeProto, SparseTensorProto};
 use onnx::proto::attribute_type;
@@ -9,7 +9,7 @@ use onnx::stored;
 use prost::Message;
 use std::path::Path;
 
-/// Writes out the sparse initializers and the sparse values of `Constant` nodes; `folder` has external data.
+/// Converts the sparse initializers and the sparse values of `Constant` nodes; `folder` has external data.
 pub(super) fn write_out(graph: &mut GraphProto, folder: &Path) {
     for node in &mut graph.node {
         write_out_constant(node, folder);
@@ -47,7 +47,7 @@ fn write_out_constant(node: &mut NodeProto, folder: &Path) {
     }
 }
 
-/// The attribute `value` of a `Constant` for a sparse tensor; `None` if it cannot be written out.
+/// The attribute `value` of a `Constant` for a sparse tensor; `None` if it cannot be converted.
 fn value(sparse: &SparseTensorProto, folder: &Path) -> Option<AttributeProto> {
     let dense = stored::dense(sparse, folder).ok()?;
     Some(AttributeProto {

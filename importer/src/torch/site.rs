@@ -19,7 +19,7 @@ pub(crate) struct Random {
     pub n_places: BTreeMap<Option<i64>, i64>,
 }
 
-/// How many places an operator of PyTorch's may have, such as a dropout behind each layer of an LSTM.
+/// How many places an operator of PyTorch may have, such as a dropout after each layer of an LSTM.
 const PLACES: i64 = 1 << 8;
 
 /// A call being imported.

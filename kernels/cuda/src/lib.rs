@@ -245,7 +245,7 @@ pub enum LaunchOp {
 pub struct Emitted {
     /// The kernel.
     pub kernel: Kernel,
-    /// Blocks, in one direction; not yet held against the device's limit.
+    /// Blocks, in one direction; not yet compared with the device's limit.
     pub grid: u64,
     /// What its parameters stand for, in order.
     pub args: Vec<Buffer>,

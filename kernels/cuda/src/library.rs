@@ -127,7 +127,7 @@ pub(crate) fn open(path: &Path) -> Result<Library, Missing> {
     library.map_err(|problem| Missing::refused(path, &problem))
 }
 
-/// The newest of a folder's files that are called `stem`, or `stem` with a version behind it.
+/// The newest of a folder's files that are called `stem`, or `stem` followed by a version.
 pub(crate) fn newest(folder: &Path, stem: &str) -> Option<PathBuf> {
     let files = fs::read_dir(folder).ok()?.flatten();
     let versions = files.filter_map(|entry| {

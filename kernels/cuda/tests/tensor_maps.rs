@@ -1,4 +1,4 @@
-//! What the copy engine is told of operands, held against the driver's documented conditions: those of every
+//! What the copy engine is told of operands, compared with the driver's documented conditions: those of every
 //! product that is emitted in tests, by a driver that records and checks them.
 #![allow(unsafe_code)]
 

@@ -107,7 +107,7 @@ fn collect_files(folder: &Path, is_ours: impl Fn(&str) -> bool, kept: &mut Vec<E
     }
 }
 
-/// Removes old things directly below a folder that are, by their names, unfinished files or folders of ours.
+/// Removes old things directly below a folder that are, by their names, unfinished files or folders of Shorthaul.
 fn remove_stale(folder: &Path, is_ours: impl Fn(&str, bool) -> bool) {
     let now = SystemTime::now();
     for item in listing(folder) {

@@ -16,7 +16,7 @@ const MOST_FOR_KNOWN: f64 = 1.1;
 /// (`python -m shorthaul.bench --predicted`), and a text that is compiled only for a gain below that costs more
 /// time than it saves in thousands of steps.
 const MOST_FOR_COMPILED: f64 = 1.25;
-/// Nanoseconds that it may always cost more: about what threads need to meet behind a launch.
+/// Nanoseconds that it may always cost more: about the time that threads need to meet after a launch.
 const LITTLE_NS: f64 = 2000.0;
 
 /// The parts of a plan that decide the structure of its text. Sizes decide only the numbers in it.

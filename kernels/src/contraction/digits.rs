@@ -2,9 +2,9 @@
 //!
 //! Before: `dx[2*p0 + p1 + r - 1] += dy[p0][p1] * w[r]`, `y[4*g + k] += x[2*g + c] * w[4*g + k][c]`.
 //! After: `dx[p + r - 1] += dy[p] * w[r]` with `p = 2*p0 + p1`, `y[g][k] += x[g][c] * w[g][k][c]`.
-//! Legal because `0 <= p1 < 2` makes `2*p0 + p1` every position once, in order: digits that go
-//! together in all three operands are one dim, and an axis whose other digits play different roles is
-//! one axis for each digit. A tiling pool leaves the first form behind, groups of channels the second.
+//! Legal because with `0 <= p1 < 2`, `2*p0 + p1` takes every position once, in order. Digits that occur
+//! together in all three operands become one dim. An axis whose digits play different roles becomes
+//! one axis for each digit. Pools without overlaps produce the first form, groups of channels the second.
 //! Decides nothing about implementation and emits no text.
 
 use super::{Axis, Contraction, Operand};

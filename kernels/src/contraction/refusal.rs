@@ -35,7 +35,7 @@ pub enum NoFastForm {
     #[error("a batch dimension is part of a guarded axis")]
     GuardedBatch,
     /// An epilogue on a sum that threads share.
-    #[error("threads' parts of a sum are added without an epilogue")]
+    #[error("several threads share its sum, which allows no epilogue")]
     SplitSum,
     /// A prologue on the weights of a depthwise convolution, which stay in registers.
     #[error("the weights of a depthwise convolution are not computed while they are read")]
@@ -53,10 +53,10 @@ pub enum NoFastForm {
     #[error("an operand's index is not a sum of the loops' positions")]
     Index,
     /// More than the 32-bit numbers of a GPU's kernels count.
-    #[error("it has more rows, columns, terms or products than a kernel counts")]
+    #[error("it has more rows, columns, terms or products than a kernel can count")]
     TooLarge,
     /// Operands or a result of types that no micro-kernel multiplies with each other.
-    #[error("double precision multiplies with double precision only")]
+    #[error("some of its operands and its result are in double precision, others are not")]
     ElementType,
 }
 

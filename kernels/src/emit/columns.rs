@@ -1,8 +1,8 @@
 //! C text of the sums of a contraction's columns: each block of the product is summed while it is in cache,
 //! and a last launch adds the blocks up.
 //!
-//! Owns the condition under which maps are such sums, and both functions. A block's sums lie in a place of
-//! its own, whoever computes it, and are added in the order of the blocks: results do not depend on threads.
+//! Owns the condition under which maps are such sums, and both functions. Each block has its own place for its sums,
+//! and they are added in the order of the blocks, so results do not depend on threads.
 //! Within a block, a few rows at a time are summed in single precision; their sums are added in double precision.
 //! A second moment is made about the mean of those rows, and moved to the mean of all (Chan, Golub, LeVeque 1983), so
 //! that it does not cancel.

@@ -1,8 +1,8 @@
 //! C text of a contraction's epilogue: element-wise work on a block of the product that is final and
 //! still in cache.
 //!
-//! Owns the condition under which a map can be one, and the function's frame. What one point
-//! computes is [`super::leaf`]'s; when the function is called is the contraction's.
+//! Owns the condition under which a map can be one, and the function's frame. [`super::leaf`] writes
+//! the computation of one point, and the contraction calls the function.
 //!
 //! A map is an epilogue if each of its points reads the product at one element, a different one for
 //! each point, and writes without resolving conflicts. Then its points may run in any order and as

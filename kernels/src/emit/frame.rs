@@ -1,7 +1,7 @@
 //! C text of a whole kernel: buffers, the split over threads, the sequence of leaves.
 //!
-//! The modules below have what only reductions need: the threads' parts, the identities that sums
-//! start from, and the guards that skip an iteration.
+//! The modules below own the parts that only reductions need: the threads' parts, the identities
+//! from which sums start, and the guards that skip an iteration.
 
 mod identities;
 mod parts;
@@ -87,7 +87,7 @@ pub(super) struct Frame<'a> {
     pub(super) slots: Vec<usize>,
     parts: Vec<ThreadPartial>,
     pub(super) leaves: Vec<LeafPlan>,
-    /// Local containers that are loaded somewhere; others need no storage.
+    /// Local containers that some leaf loads; others need no storage.
     loaded: BTreeSet<ContainerId>,
     /// Containers that live in the workspace until they are rounded, with their byte offsets there.
     widened: Vec<(ContainerId, i64)>,
@@ -335,7 +335,7 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Containers in half precision that would hold sums before all terms are added, which rounds often.
+    /// Containers in half precision that would hold partial sums, which would be rounded many times.
     fn halves_with_unfinished_sums(&self) -> BTreeSet<ContainerId> {
         let mut found = BTreeSet::new();
         for plan in &self.leaves {

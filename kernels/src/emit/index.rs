@@ -1,7 +1,7 @@
 //! Index expressions inside a kernel: ranges, coefficients, C text.
 //!
-//! Owns what can be said about a [`SymExpr`] over loop variables of known extent: the interval of
-//! its values, its coefficient along one loop, its text in C. Never knows what is indexed.
+//! Owns the properties of a [`SymExpr`] over loop variables of known extent: the interval of its
+//! values, its coefficient along one loop, its text in C. Never knows what is indexed.
 
 use graph::{Atom, SymExpr, Symbol};
 use std::collections::BTreeMap;
@@ -35,7 +35,7 @@ impl Extents {
         self.0.get(var).copied()
     }
 
-    /// A bound on the magnitude of the expression and of all that is computed on the way to it.
+    /// A bound on the magnitude of the expression and of its intermediate results.
     pub fn magnitude(&self, e: &SymExpr) -> i64 {
         let mut sum = 0i64;
         for (atoms, c) in e.terms() {
@@ -123,7 +123,7 @@ impl Extents {
             (false, c) if c < 0 => text.push_str(&format!(" - {}", c.unsigned_abs())),
             (false, c) => text.push_str(&format!(" + {c}")),
         }
-        // A lone quotient or remainder already stands in parentheses or is a call.
+        // A single quotient or remainder already has parentheses or is a call.
         let lone = matches!(e.terms(), [(atoms, 1)] if atoms.len() == 1);
         let simple = text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
         if simple || lone {
@@ -139,7 +139,7 @@ impl Extents {
         };
         match atom {
             Atom::Symbol(s) => s.to_string(),
-            // C's division rounds towards zero, which is the floor for what is not negative.
+            // C's division rounds towards zero, which is the floor if the dividend is not negative.
             Atom::FloorDiv(a, b) if self.interval(a).0 >= 0 && self.interval(b).0 > 0 => {
                 format!("({} / {})", self.c_text(a), self.c_text(b))
             }

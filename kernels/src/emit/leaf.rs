@@ -20,7 +20,7 @@ const STREAM_NUMBERS: i64 = 512;
 /// Elements of the widest vector.
 const WIDEST_VECTOR: i64 = 16;
 
-/// Most elements behind the last whole vector that are worth a loop of their own.
+/// Most elements after the last whole vector that are worth a loop of their own.
 const FEW_LEFT: i64 = 5;
 
 /// Names of containers in the C text.
@@ -283,7 +283,7 @@ impl Leaf<'_> {
         for g in range_of {
             self.narrow(v, g, t);
         }
-        // Where a block lies in another part of a concatenation, a guard may begin to hold only behind the end.
+        // Where a block lies in another part of a concatenation, a guard may begin to hold only after the end.
         t.line(&format!("if ({0}_lo > {to}) {0}_lo = {to};", v.var));
         t.line(&format!("if ({0}_hi < {0}_lo) {0}_hi = {0}_lo;", v.var));
         if !guards.is_empty() {

@@ -1,7 +1,7 @@
 //! How writes under a conflict resolution are accumulated.
 //!
-//! Owns the choice between a register, memory, and a part of a thread's own, and the C text of each.
-//! Sums are blocked: at most a few thousand terms are added in the container's own precision before
+//! Owns the choice between a register, memory, and a part for each thread, and the C text of each.
+//! Sums are blocked: at most a few thousand terms are added in the container's precision, and then
 //! the block's sum is added in double precision.
 
 use super::index::Loop;
@@ -16,7 +16,7 @@ const BLOCK_TERMS: i64 = 4096;
 /// Most of them that one lane adds.
 const LANE_TERMS: i64 = 256;
 
-/// Shortest innermost loop whose extreme is found by integers.
+/// Shortest innermost loop whose extreme is found by comparing integers.
 const KEYED: i64 = 16;
 
 /// What a write does at each iteration.
@@ -44,7 +44,7 @@ pub(crate) enum Into {
 /// How elements get the identity before the first value is combined into them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Start {
-    /// Nothing to do: stored once, or a thread's part.
+    /// Nothing to do: the element is stored once, or is a thread's part.
     Nothing,
     /// The written loops store it before the leaf.
     Loops,
@@ -90,7 +90,7 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) part: Option<(String, String)>,
     /// The type of the container's elements.
     pub(crate) stored: DType,
-    /// The longest run of the vector loop.
+    /// Most iterations of the vector loop.
     pub(crate) run: i64,
 }
 
@@ -155,7 +155,7 @@ impl Accumulation {
         acc
     }
 
-    /// Adds to an array of a block's sums, whatever surrounds the leaf.
+    /// Adds to an array of a block's sums, for any loops around the leaf.
     pub(crate) fn into_room(n: usize, e: &Effect, values: &Values, room: String) -> Self {
         let dtype = values.get(e.value).dtype;
         Accumulation {
@@ -209,9 +209,9 @@ impl Accumulation {
         scalar::literal(self.reduction.identity(dtype), dtype)
     }
 
-    /// The type of the integers that stand for the floats of an extreme in a register, in the same order: compilers
-    /// find the largest integer of a vector in a few instructions, but not the largest float that may be NaN. Of zeros
-    /// with both signs, the positive one is the larger; in short loops, it is the first, as in eager.
+    /// The type of the integers that stand for the floats of an extreme in a register, in the same order. Compilers
+    /// find the largest integer of a vector in a few instructions, but not the largest float that may be NaN. Here the
+    /// positive zero is larger than the negative one; in short loops, the first of them is taken, as in eager.
     fn key(&self) -> Option<DType> {
         match self.dtype {
             DType::F32 if self.keyed => Some(DType::I32),
@@ -228,7 +228,7 @@ impl Accumulation {
         format!("{name}{}({value})", scalar::prelude_suffix(self.dtype))
     }
 
-    /// What the register holds after its loops.
+    /// The value of the register after its loops.
     fn total(&self) -> String {
         match self.key() {
             Some(_) => format!(
@@ -320,7 +320,7 @@ impl Accumulation {
         }
     }
 
-    /// What happens to the register after its loops.
+    /// The text that stores or combines the register after its loops.
     pub(crate) fn flush(&self, place: &str) -> String {
         if self.plain {
             let sum = match self.stored {
@@ -343,7 +343,7 @@ impl Accumulation {
         e.conflict.is_some() && !self.plain && self.into == Into::Container
     }
 
-    /// What stores the identity.
+    /// The text that stores the identity.
     pub(crate) fn reset(&self, place: &str) -> String {
         format!("{place} = {};", self.identity(self.dtype))
     }

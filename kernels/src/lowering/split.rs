@@ -22,10 +22,10 @@ pub enum SplitReason {
     #[error("its contraction does not finish its result in blocks of whole dimensions")]
     Blocks,
     /// What follows the contraction does not read each element of its result once.
-    #[error("what follows its contraction does not go through the result element by element")]
+    #[error("the work after its contraction does not go through the result element by element")]
     Elements,
     /// What comes before the contraction is not element-wise work on one of its operands.
-    #[error("what comes before its contraction does not compute one operand element by element")]
+    #[error("the work before its contraction does not compute one operand element by element")]
     Operand,
     /// The contraction reads its operands from memory only.
     #[error("its contraction computes no operand while it packs it")]

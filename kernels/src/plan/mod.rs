@@ -139,7 +139,7 @@ pub fn plan_memory(
         }
     }
     for buffer in launches.iter().flat_map(|l| &l.buffers) {
-        // An empty part at the end of its container would begin behind it.
+        // An empty part at the end of its container would begin after it.
         let start = match buffer {
             Buffer::Container(id) if container_bytes(graph, *id)? == 0 => 0,
             _ => classes.start_of(*buffer),

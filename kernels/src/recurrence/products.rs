@@ -70,7 +70,7 @@ impl Recurrence {
         text
     }
 
-    /// Packs `w [G·H, H]` in panels, each `[depth, panel]`; columns behind the last are 0.
+    /// Packs `w [G·H, H]` in panels, each `[depth, panel]`; columns after the last are 0.
     pub(super) fn pack_text(&self, name: &str) -> String {
         let (columns, depth) = self.product();
         let (panels, panel, real, h) = (self.panels(), self.panel(), self.real(), self.width);

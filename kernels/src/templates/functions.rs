@@ -1,11 +1,11 @@
-//! Functions of a program's kernels that differ only in constants, from one text.
+//! Functions of a program's kernels that differ only in constants share one text.
 //!
-//! Most kernels of a network are alike: the sums behind each convolution, for example, differ in strides and in
-//! counts. A C compiler takes as long for each of them as for the first. Here such functions become one, which is
-//! given the numbers that differ as arguments, so that it computes what each of them would.
+//! Most kernels of a network are alike: the sums after each convolution, for example, differ in strides and in
+//! counts. A C compiler takes as long for each of them as for the first. Here such functions become one function, which
+//! takes the numbers that differ as arguments, so that it computes the same as each of them.
 //!
-//! Functions are shared before their callers: the calls of a shared function are texts that are equal again, up to
-//! numbers. Micro-kernels stay as they are, since their numbers decide how registers are used.
+//! Functions are shared before their callers, because calls of a shared function are then equal texts up to numbers.
+//! Micro-kernels stay as they are, since their numbers decide how registers are used.
 
 use super::scan::{Number, Scan, Type, Use};
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +16,7 @@ use std::ops::Range;
 const MIN_BYTES: usize = 200;
 /// A loop of at most this many rounds is worth a text of its own.
 const SHORT_LOOP: i64 = 256;
-/// Most numbers that a shared function is given.
+/// Most numbers that a shared function takes.
 const MAX_VALUES: usize = 24;
 
 /// A part of a kernel's text.
@@ -31,7 +31,7 @@ pub(crate) enum Piece {
 /// The texts of a program's kernels, with what they share taken out.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Functions {
-    /// The text of each shared function. It uses what stands above it in the text of each of its kernels.
+    /// The text of each shared function. It uses definitions above it in the text of each of its kernels.
     pub(crate) shared: Vec<String>,
     /// Each kernel's text, in pieces.
     pub(crate) kernels: Vec<Vec<Piece>>,
@@ -55,7 +55,7 @@ struct SharedCall {
     /// Position in [`Functions::shared`].
     function: usize,
     name: String,
-    /// The numbers that it is given behind its other arguments, each after a comma.
+    /// The numbers that it takes after its other arguments, each with a comma before it.
     arguments: String,
 }
 
@@ -156,7 +156,7 @@ impl Function {
     /// Equal for functions that may share a text; `None` for one that shares none.
     fn key(&self, placeholder: &str) -> Option<Vec<u8>> {
         let text = self.renamed("");
-        // What it calls of its own kernel would have to be shared as well.
+        // The functions of its kernel that it calls would have to be shared as well.
         if text.starts_with("static inline")
             || text.len() < MIN_BYTES
             || text.contains(placeholder)

@@ -47,7 +47,7 @@ pub(super) struct Scan {
     pub(super) numbers: Vec<Number>,
     /// The first position inside each function.
     pub(super) bodies: Vec<usize>,
-    /// The position behind each function's last brace.
+    /// The position after each function's last brace.
     pub(super) ends: Vec<usize>,
     /// Names of micro-kernels, in the order of their first appearance.
     pub(super) hashed: Vec<String>,

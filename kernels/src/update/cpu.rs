@@ -2,7 +2,8 @@
 //!
 //! Before: a loop for each operand of each array, or a launch for each array. After: one launch; each thread takes an
 //! equal part of all elements together and walks through the arrays that it touches. Every operand is read once and
-//! written at most once. What is the same for all elements is computed in double precision, once for each thread.
+//! written at most once. Values that are the same for all elements are computed in double precision, once for each
+//! thread.
 #![allow(unsafe_code)]
 
 use super::{Spelling, Update, UpdateError, UpdateText};
@@ -20,7 +21,7 @@ const NAME: &str = "sh_update";
 /// The fewest elements for which it is worth waking one more thread.
 const PER_THREAD: usize = 1 << 14;
 
-/// The C text of an update's kernel. It knows no sizes: these come with every run.
+/// The C text of an update's kernel. It contains no sizes: the caller passes them to every run.
 ///
 /// # Errors
 /// See [`UpdateError`].
@@ -118,7 +119,7 @@ impl Updater {
     /// The update in the module that was compiled from its [`emit`]ted text.
     ///
     /// # Errors
-    /// A module of something else.
+    /// The module is that of another kernel.
     pub fn new(update: &Update, module: &Arc<Module>) -> Result<Updater, LoadError> {
         Ok(Updater {
             function: module.function(NAME)?,
@@ -186,7 +187,7 @@ fn expect(expected: usize, found: usize) -> Result<(), RunError> {
     }
 }
 
-/// What the kernel is given, shared by the threads of one run.
+/// The arguments of the kernel, shared by the threads of one run.
 struct Buffers([*mut c_void; 4]);
 
 // SAFETY: threads only read the pointers; the kernel writes no element from two threads.

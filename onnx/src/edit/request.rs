@@ -193,7 +193,7 @@ impl Request {
         self.halved(&original, &model, element, verifying)
     }
 
-    /// `model` in 16-bit floats, held against `original`.
+    /// `model` in 16-bit floats, compared with `original`.
     fn halved(
         &self,
         original: &Model,

@@ -1,4 +1,4 @@
-//! Where a file goes: what is there, and what a finished file takes over from it.
+//! The target of a file: what exists there, and which properties a finished file takes over.
 //!
 //! Never writes a byte.
 
@@ -13,8 +13,8 @@ const MOST_LINKS: usize = 40;
 /// What is written to.
 #[derive(Debug)]
 pub(super) enum Destination {
-    /// A file, there already or not, to which the given path leads through any links. It is replaced,
-    /// the links stay.
+    /// A file, which may exist already, to which the given path leads through any links. The file is
+    /// replaced, and the links stay.
     File(PathBuf),
     /// A pipe or a device, into which bytes go.
     Stream(PathBuf),
@@ -61,7 +61,7 @@ fn behind_links(path: &Path) -> io::Result<PathBuf> {
     Err(io::Error::other("its links lead in a circle"))
 }
 
-/// Whether two paths lead to one file that is there.
+/// Whether two paths lead to the same existing file.
 pub(super) fn same(a: &Path, b: &Path) -> bool {
     match (a.canonicalize(), b.canonicalize()) {
         (Ok(a), Ok(b)) => a == b,
@@ -79,7 +79,7 @@ pub(super) fn take_after(path: &Path, old: Option<&Metadata>) -> io::Result<()> 
             // Only the superuser may give files away; whoever else replaces one owns it.
             let _ = chown(path, Some(old.uid()), Some(old.gid()));
         }
-        // After the owner, whose change may take permissions away.
+        // This comes after the owner, because changing the owner may remove permissions.
         if file.metadata()?.permissions() != old.permissions() {
             fs::set_permissions(path, old.permissions())?;
         }

@@ -52,14 +52,14 @@ impl Opsets {
     }
 }
 
-/// Bytes that are computed to know a small result.
+/// Most bytes that are computed to find a small result.
 const MOST_FOLDED: usize = 1 << 20;
 
-/// Functions local to a model, as far as they are looked into. Cheap to clone.
+/// Functions local to a model, with limits on how far inference follows them. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Functions<'a> {
     index: Arc<Index<'a>>,
-    /// Calls around.
+    /// Number of enclosing calls.
     depth: usize,
 }
 
@@ -87,7 +87,7 @@ impl<'a> Functions<'a> {
         self.index.is_followed(position, self.depth)
     }
 
-    /// The same inside of a call; `None` if what the node calls is not followed.
+    /// The same inside of a call; `None` if the call is not followed.
     pub(crate) fn inside(&self, call: &NodeProto) -> Option<Functions<'a>> {
         let position = self.index.position(call)?;
         self.is_followed(position).then(|| Functions {
@@ -105,7 +105,7 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Empty facts, inside of a body of which `outer` is known.
+    /// Empty facts inside of a body with the facts `outer`.
     pub fn inside(outer: &Facts) -> Facts {
         Facts {
             values: Arc::default(),
@@ -132,13 +132,13 @@ impl Facts {
     }
 }
 
-/// What a walk sees of the model around a body.
+/// The parts of the model around a body that a walk needs.
 pub struct Walk<'a> {
     /// Operator-set versions.
     pub opsets: &'a Opsets,
     /// Functions local to the model.
     pub functions: Functions<'a>,
-    /// Sizes nothing is known of.
+    /// Sizes of which nothing is known.
     pub unknowns: &'a Unknowns,
     /// Whether initializers that are also inputs are constants, as in files before version 4.
     pub inputs_are_constant: bool,
@@ -317,7 +317,7 @@ impl Walk<'_> {
                 Some(fact) => Some(fact.small()?),
             });
         }
-        // What could become large is looked at before it is computed.
+        // The size of a result is checked before it is computed, since it could be large.
         let foreseen = (operator.infer)(cx).unwrap_or_default();
         if foreseen
             .iter()
@@ -361,8 +361,8 @@ fn stated_types(node: &NodeProto, version: i64, inputs: &[Option<Fact>]) -> Opti
     Some(types.collect())
 }
 
-/// A sum of more terms is worth no more than a size of which nothing is known, and products of such sums would
-/// grow beyond all bounds.
+/// Sums of more terms are replaced with an unknown size: they are of no more use, and their products would grow without
+/// bound.
 const MOST_TERMS: usize = 16;
 
 /// Whether a size is a sum of many terms, or one of a product of many sizes.
@@ -371,23 +371,23 @@ pub(crate) fn is_too_long(size: &SymExpr) -> bool {
     terms.len() > MOST_TERMS || terms.iter().any(|(atoms, _)| atoms.len() > MOST_TERMS)
 }
 
-/// Whether the sizes of a node's outputs depend on the elements it reads. What the file declares for such sizes, and
-/// for sizes computed from them (one for each row, say), was true for the data it was written with and may not be
-/// true for other data.
+/// Whether the sizes of a node's outputs depend on the elements that it reads. The sizes that the file declares for
+/// such outputs, and for values computed from them (one for each row, for example), were true for the data at export
+/// and may not be true for other data.
 fn counts_elements(node: &NodeProto) -> bool {
     let op = node.op_type.as_str();
     let counts = matches!(op, "Compress" | "NonMaxSuppression" | "NonZero" | "Unique");
     counts && is_standard(node)
 }
 
-/// Whether a node gives other numbers at every run.
+/// Whether a node gives different numbers in every run.
 pub fn is_random(node: &NodeProto) -> bool {
     let op = node.op_type.as_str();
     op.starts_with("Random") || matches!(op, "Multinomial" | "Bernoulli")
 }
 
-/// Whether a node makes floats of a constant's quantized form. The constant stays quantized before its node: this is
-/// how runtimes recognize quantized products, and it is smaller.
+/// Whether a node dequantizes a constant. The constant stays quantized before this node, because runtimes recognize
+/// quantized products in this form, and because it is smaller.
 pub fn is_dequantized(node: &NodeProto) -> bool {
     node.op_type == "DequantizeLinear"
 }

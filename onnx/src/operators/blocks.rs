@@ -1,9 +1,8 @@
-//! The product all others are made of: blocks that fit the caches, in the widest vectors of the machine.
+//! The matrix product that all other products use: blocks that fit the caches, in the widest vectors of the machine.
 //!
-//! Right operands are packed, into panels of two vectors' columns that fit the first cache; left ones
-//! are read where they are. (Goto, van de Geijn, "Anatomy of High-Performance Matrix Multiplication",
-//! 2008, with the operands' parts exchanged.) What is packed may come from a matrix or from the windows of
-//! a convolution. Never starts a thread.
+//! Right operands are packed into panels, which have the columns of two vectors and fit the first cache. Left operands
+//! are read in place. (Goto, van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008, with the roles of
+//! the operands exchanged.) A packed operand is a matrix or the windows of a convolution. Never starts a thread.
 
 use ndarray::{ArrayView2, ArrayViewMut2};
 use pulp::{Arch, Simd, WithSimd};
@@ -36,16 +35,16 @@ pub trait Lanes: Copy + num_traits::Zero + std::ops::AddAssign + 'static {
         c: Self::Vector<S>,
     ) -> Self::Vector<S>;
 
-    /// Elements as vectors; those that fill none are left out.
+    /// Elements as vectors; elements at the end that do not fill one are left out.
     fn vectors<S: Simd>(elements: &[Self]) -> &[Self::Vector<S>];
 
-    /// The same, to be written.
+    /// The same, mutable.
     fn vectors_mut<S: Simd>(elements: &mut [Self]) -> &mut [Self::Vector<S>];
 
     /// How many elements a vector has.
     fn width<S: Simd>() -> usize;
 
-    /// Memory of this thread for what is packed, kept between products.
+    /// Memory of this thread for packed operands, kept between products.
     fn packed() -> &'static LocalKey<RefCell<Vec<Self>>>;
 }
 
@@ -227,7 +226,7 @@ impl<R: Lanes, B: Right<R>> Product<'_, '_, R, B> {
     }
 }
 
-/// The product with what is packed: tile by tile, `M` rows of the left operand staying in the first cache.
+/// The product with packed panels, tile by tile; `M` rows of the left operand stay in the first cache.
 #[inline(always)]
 fn block<S: Simd, R: Lanes, const M: usize>(
     simd: S,
@@ -241,7 +240,7 @@ fn block<S: Simd, R: Lanes, const M: usize>(
     let mut sums = [R::zero(); TILE];
     for first in (0..n_rows).step_by(M) {
         let n = M.min(n_rows - first);
-        // Beyond the last row, that row is read again; those sums are not used.
+        // After the last row, this row is read again, and the sums are not used.
         let rows: [&[R]; M] = std::array::from_fn(|m| {
             let row = a.row(first + m.min(n - 1)).to_slice();
             row.unwrap_or(&[])

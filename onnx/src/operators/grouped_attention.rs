@@ -1,7 +1,7 @@
 //! GroupQueryAttention of ONNX Runtime (domain `com.microsoft`): causal attention with a cache of keys and values, which
 //! runs of query heads share.
 //!
-//! Follows ONNX Runtime's `ContribOperators.md` and its kernel for the CPU. The cache has zeros behind the last key.
+//! Follows ONNX Runtime's `ContribOperators.md` and its kernel for the CPU. The cache has zeros after the last key.
 //! Refused are quantized caches, a shared cache without new keys, scores as an output, and attributes that are not known
 //! here.
 
@@ -306,7 +306,7 @@ fn added<R: Real>(
     Ok(([b, h], values))
 }
 
-/// The heads with a vector of zeros behind the others.
+/// The heads with a vector of zeros after the others.
 fn with_zeros<R: Real>(heads: &Heads<R>) -> Heads<R> {
     let mut values =
         Vec::with_capacity(heads.values.len() + heads.batch * heads.heads * heads.size);

@@ -1,7 +1,7 @@
 //! Chains of operators that only give the same elements other sizes, and of transpositions.
 //!
-//! - `join-reshapes`: `Reshape(Unsqueeze(x, a), t)` → `Reshape(x, t')`; two Unsqueeze or two Squeeze
-//!   stay one of theirs. Flatten counts too.
+//! - `join-reshapes`: `Reshape(Unsqueeze(x, a), t)` → `Reshape(x, t')`; two Unsqueeze become one Unsqueeze,
+//!   two Squeeze one Squeeze. Flatten counts too.
 //! - `join-transpositions`: `Transpose(Transpose(x, p), q)` → `Transpose(x, q ∘ p)`, or x.
 //! - `transpose-to-reshape`: a transposition that only moves dimensions of size 1 → Reshape, which moves
 //!   no element.
@@ -79,7 +79,7 @@ fn joined_axes(scope: &Scope, first: usize, n: usize, patch: &mut Patch) -> Opti
         rank(&scope.node(n).output[0])?,
     );
     let middle = rank(scope.input(n, 0)?)?;
-    // All dimensions that come or go, as positions where all of them are there.
+    // All dimensions that are inserted or removed, as positions among all dimensions.
     let (inner, outer, all) = match op {
         "Unsqueeze" => (
             named_axes(scope, n, ends.1)?,
@@ -108,7 +108,7 @@ fn joined_axes(scope: &Scope, first: usize, n: usize, patch: &mut Patch) -> Opti
     Some(node(op, &[x, &name], Vec::new()))
 }
 
-/// A Reshape from `x` to the sizes of what node `n` gives.
+/// A Reshape from `x` to the sizes of the output of node `n`.
 fn reshaped(scope: &Scope, x: &str, n: usize, patch: &mut Patch) -> Option<NodeProto> {
     let output = &scope.node(n).output[0];
     let target = target_between(scope, x, n)?;
@@ -156,7 +156,7 @@ fn join_transpositions(scope: &Scope, n: usize) -> Option<Patch> {
     if joined.iter().copied().eq(0..joined.len()) {
         return Patch::forward(scope, n, x);
     }
-    // Where others read the middle, there would be as many transpositions, and x would live longer.
+    // If others read the value in between, there would be as many transpositions, and x would live longer.
     if scope.sole_reader(middle) != Some(n) {
         return None;
     }

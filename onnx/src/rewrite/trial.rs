@@ -25,7 +25,7 @@ pub fn value(name: &str, element: Element, sizes: &str) -> ValueInfoProto {
     typed(&(name, element.number(), sizes))
 }
 
-/// A value of a name, the number of an element type (0: none is said) and sizes (`?`: none are said).
+/// A value of a name, the number of an element type (0: not given) and sizes (`?`: not given).
 pub fn typed((name, element, sizes): &(&str, i32, &str)) -> ValueInfoProto {
     let size = |word: &str| DimensionProto {
         value: Some(match word.parse() {

@@ -1,4 +1,4 @@
-//! What a caller gives for verification, held against what the model declares.
+//! What a caller gives for verification, compared with what the model declares.
 //!
 //! Owns the refusal of inputs and sizes that do not fit, and the sizes that follow from given inputs,
 //! so that what is said about a run is true of it.

@@ -1,7 +1,7 @@
 //! Whether a training graph gives the loss of a model, and that loss's gradients.
 //!
 //! Everything runs in float64 in this room's interpreter, which shares nothing with what differentiates.
-//! The loss is computed again from the outputs of the model itself. Gradients are held against central
+//! The loss is computed again from the outputs of the model itself. Gradients are compared with central
 //! differences `(L(p + h·d) − L(p − h·d)) / 2h` along random directions `d` through all that is
 //! differentiated at once; a direction's parts are scaled so that what each tensor contributes counts.
 //! Parameters are first moved a little at random, off the kinks on which zeros and bounds put them. A

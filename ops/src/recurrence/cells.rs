@@ -1,6 +1,6 @@
 //! The cells of PyTorch's recurrent layers.
 //!
-//! Sources: LSTM (Hochreiter and Schmidhuber 1997), GRU (Cho et al. 2014, with the reset gate behind the product, as
+//! Sources: LSTM (Hochreiter and Schmidhuber 1997), GRU (Cho et al. 2014, with the reset gate after the product, as
 //! `torch.nn.GRU`), plain recurrences (Elman 1990).
 
 use graph::{Cell, Expr};

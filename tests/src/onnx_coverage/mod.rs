@@ -34,7 +34,7 @@ pub struct Found {
     pub operator: Option<String>,
     /// Version of the standard's operators.
     pub opset: i64,
-    /// Whether every input and output has an element type that a graph of ours has.
+    /// Whether every input and output has an element type that our graphs have.
     pub has_our_types: bool,
     /// Outputs of the file's evaluation are the expected ones.
     pub evaluated: Verdict,

@@ -19,7 +19,7 @@ pub fn page(found: &[Found], command: &str) -> String {
          for a of b cases; `–` means that the column does not apply, or was not computed.{} The last column names the \
          *rules* of `optimize` that change at least one of these cases, most of which have a single node; \
          `shorthaul optimize --list-rules` says what the rules do. Some cases expect random numbers that NumPy drew. \
-         A graph draws its own, so the test checks that each is 0 or the number that can be drawn, and how many are \
+         Shorthaul's graphs draw other numbers, so the test checks only which numbers occur, and how many of them are \
          not 0.\n",
         sampled(found)
     );
@@ -129,7 +129,7 @@ fn table(found: &[Found]) -> String {
 /// Why some cases of our element types do not get through all steps.
 fn reasons(ours: &[&Found]) -> String {
     let mut text = String::from(
-        "\n## What stands in the way\n\n| case | step | what is said |\n|---|---|---|\n",
+        "\n## Cases that fail\n\n| case | step | reason |\n|---|---|---|\n",
     );
     for one in ours {
         let of_file = [

@@ -56,12 +56,12 @@ class Bisection:
             return f"nothing differs: at most, {against}"
         if self.decision is not None:
             return (
-                f"{against}, since {self.decision.place}: {self.decision.sentence} "
+                f"{against}, because of {self.decision.place}: {self.decision.sentence} "
                 f"({self.runs} recipes compiled)"
             )
         return (
-            f"{against}, and no decision is the cause: it differs as well with every decision "
-            "undone that may be"
+            f"{against}, and no decision is the cause: it also differs if all decisions that may "
+            "be undone are undone"
         )
 
 

@@ -1,7 +1,7 @@
 """A program bound to a region: one call of it.
 
-Owns the order of a region's inputs and outputs against the program's, the writes of a call, and
-the record of calls that somebody asks for. Never runs kernels itself: ``_autograd`` does.
+Owns how the order of a region's inputs and outputs maps to the program's, the writes of a call, and
+the record of calls on request. Never runs kernels itself: ``_autograd`` does.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _recorders: list[_Recorder] = []
 def recorded(*, runs: bool = True):
     """Collects the calls of programs that are made inside, in order.
 
-    Without ``runs`` no kernel runs, and zeros are the results.
+    Without ``runs``, no kernel runs, and the results are zeros.
     """
     calls = _Recorder()
     calls.runs = runs
@@ -68,14 +68,14 @@ class Call:
         _autograd.register(program)
         self.specs = [spec for spec in captured.inputs if spec.kind != "constant"]
         self.positions = [spec.user_idx for spec in self.specs]
-        #: Positions among the inputs of what the call writes.
+        #: Positions of the inputs that the call writes.
         self.written = [o.user_idx for o in captured.outputs if o.kind == "user_input"]
         self.is_checked = any(output.kind == "check" for output in captured.outputs)
         users = {}
         for i, output in enumerate(captured.outputs):
             if output.kind == "user":
                 users[i] = len(users)
-        #: Where each result comes from: as in ``Captured``, counted as the call counts.
+        #: Where each result comes from, as in ``Captured`` but with the positions of this call.
         self.returns = [
             (kind, users[value])
             if kind == "output"
@@ -84,22 +84,22 @@ class Call:
         ]
         self.strides = captured.strides
         self.is_differentiable = differentiable
-        #: Results that need no gradient in eager, though some input does.
+        #: Results that need no gradient in eager, although some input does.
         self.detached = [
             i
             for i, ((kind, _), wanted) in enumerate(zip(self.returns, requires_grad, strict=True))
             if kind == "output" and differentiable and not wanted
         ]
-        #: Whether the program is planned for more threads, or fewer, than there may be at a call.
+        #: Whether the number of threads at a call may differ from the planned number.
         self.counts_threads = False
-        #: Inputs that the call writes when the forward pass is over, though the backward pass
-        #: reads their old value.
+        #: Inputs that the call writes after the forward pass, although the backward pass reads
+        #: their old value.
         self.kept = [
             i
             for i, spec in enumerate(self.specs)
             if i in program.backward_reads and spec.user_idx in self.written
         ]
-        #: Inputs in no result's history: autograd may have freed what they come from by then.
+        #: Inputs on which no result depends: autograd may have freed their own history by then.
         self.unreached: list[int] = []
         if differentiable:
             reached = set().union(*program.reaches)
@@ -116,7 +116,7 @@ class Call:
         self.kept = sorted({*self.kept, *(later & reads)})
 
     def rerun_by(self, way: Way) -> Rerun | None:
-        """What computes gradients that the kernels do not; ``None`` where nothing needs one."""
+        """Computes gradients that the kernels do not compute; ``None`` if nothing needs one."""
         if not self.is_differentiable:
             return None
         at: dict[int, int] = {}
@@ -172,13 +172,13 @@ class Call:
         for spec in self.program.user_outputs:
             zeros = torch.zeros(spec.shape, dtype=spec.dtype, device=device)
             if needs and spec.dtype.is_floating_point:
-                # No leaf, since Python may write into it.
+                # This must not be a leaf, since Python may write into it.
                 zeros = zeros.requires_grad_().clone()
             results.append(zeros)
         return results
 
     def _write_state(self, inputs, state: torch.Tensor) -> None:
-        """Checks the values that are computed for checks, then writes inputs as eager does."""
+        """Checks indices and divisors, then writes inputs as eager does."""
         views = self.program.state_views(state)
         others = [output for output in self.captured.outputs if output.kind != "user"]
         targets, values = [], []

@@ -1,8 +1,8 @@
 """Turns a graph that Dynamo captured into a function: PyTorch's parts and our regions.
 
 Owns the backend of ``torch.compile(model, backend="shorthaul")`` and of ``shorthaul.module``, the
-loop that gives PyTorch what no region can hold, and the settings under which Dynamo's guards see
-everything that eager would. Never looks at modules or Python: that is Dynamo's part.
+loop that leaves to PyTorch what no region can hold, and the settings with which Dynamo guards
+everything that eager would notice. Never looks at modules or Python: Dynamo does that.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ _TORCH_COMPILE_OPTIONS = {
 #: This many further sizes of a trace count as one program.
 _SIZES_AS_ONE = 8
 
-#: Guards that Dynamo leaves out for speed, without which a change goes unseen.
+#: Settings for guards that Dynamo leaves out for speed; without them, it misses changes.
 _SETTINGS = {
     "skip_nnmodule_hook_guards": False,
     "skip_no_tensor_aliasing_guards_on_parameters": False,
@@ -119,9 +119,9 @@ class Options:
     warmup: str = "wait"
     #: The text of a recipe.
     recipe: str | None = None
-    #: Bytes of intermediate results of each program; below 1, a part of what it takes without.
+    #: Bytes of intermediate results of each program; below 1, a fraction of the bytes without it.
     memory_budget: float | None = None
-    #: How many threads programs are planned for; ``None``: those there are.
+    #: How many threads programs are planned for; ``None``: PyTorch's number.
     planned_threads: int | None = None
 
     def __post_init__(self):
@@ -267,11 +267,11 @@ class GraphCompiler:
         self.failures: Counter[tuple] = Counter()
         #: How many more programs of each part were made for further sizes of a trace.
         self.n_sizes: Counter[tuple] = Counter()
-        #: What earlier sizes compiled, by what a graph computes and the mode it computes in.
+        #: Kernels that sizes share, by the operators of a graph and its mode.
         self.templates: dict[tuple, object] = {}
 
     def __call__(self, graph_module: fx.GraphModule, example_inputs):
-        """A function of the graph's inputs; what Dynamo calls with each graph that it captured."""
+        """Turns a graph into a function of its inputs; Dynamo calls this with each graph."""
         self.has_graphs = True
         self.changes.say_pending()
         make_guards_complete()
@@ -280,8 +280,8 @@ class GraphCompiler:
         return self.compile(graph_module, example_inputs)
 
     def compile(self, graph_module: fx.GraphModule, example_inputs, frame: Any = None):
-        """A function of the graph's inputs; ``frame`` is what the graph was made of."""
-        # What tracing saves is for no backward pass that runs.
+        """Turns a graph into a function of its inputs; ``frame`` is the code it comes from."""
+        # No backward pass reads what tracing saves.
         with _disable_saved_tensors_hooks_during_tracing():
             return self._compile(graph_module, example_inputs, frame)
 
@@ -353,7 +353,7 @@ class GraphCompiler:
         self._say(f"{part}: {instead}, after this error: {error}", InternalErrorWarning)
 
     def say_of_recipe(self, notes: list[str]) -> None:
-        """Says, once for each sentence, what the recipe asks for and could not be done."""
+        """Warns, once for each sentence, about a change of the recipe that was not possible."""
         for note in notes:
             self._say(f"{self.name}: {note}", RecipeWarning)
 
@@ -387,7 +387,7 @@ class GraphCompiler:
 
 
 def _outside_level() -> int:
-    """How many frames up the user's own code is."""
+    """How many frames above the caller the user's own code is."""
     import sys
 
     frame, level = sys._getframe(2), 2
@@ -478,7 +478,7 @@ class _Attempt:
         return region
 
     def _example(self, node: fx.Node) -> Any:
-        """What a region's input looks like in the call that is compiled."""
+        """A region's input in the call that is compiled."""
         value = value_of(node)
         if isinstance(value, torch.Tensor):
             requires_grad = self.requires_grad.get(node, value.requires_grad)

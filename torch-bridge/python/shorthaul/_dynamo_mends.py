@@ -360,7 +360,7 @@ def _trace_recurrent_layers(is_ours) -> None:
     call_any = nn_module.UnspecializedNNModuleVariable.call_function
 
     def wrap(self, value):
-        # The layer's own frame, behind the break that `call_function` makes.
+        # The layer's own frame, after the break that `call_function` makes.
         is_own = torch.is_autocast_enabled("cpu") and isinstance(self.source, LocalSource)
         if isinstance(value, layers) and value.proj_size == 0 and not is_own:
             if _is_capturing(is_ours):

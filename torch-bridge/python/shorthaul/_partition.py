@@ -2,8 +2,8 @@
 
 Owns the rules of that split. The order of the graph is kept, so PyTorch's parts mean what they mean
 in eager: custom autograd functions, higher-order operators, in-place writes to tensors that need a
-gradient, operators without an implementation here. A region gives only fresh tensors: an output
-that is a view of an input or of another value is taken again from its base, by PyTorch, behind the
+gradient, operators without an implementation here. A region returns only new tensors. If an output
+is a view of an input or of another value, PyTorch makes the view again from its base after the
 region. Never traces or compiles.
 """
 
@@ -42,13 +42,13 @@ from ._nodes import (
 from ._older_gradients import has_own_gradient
 from ._sizes import expression
 
-#: Methods that change what a tensor is, not only its elements: the graph is PyTorch's then.
+#: Methods that change what a tensor is, not only its elements: PyTorch then runs the whole graph.
 METADATA_WRITES = frozenset(
     "as_strided_ detach_ rename_ requires_grad_ resize_ resize_as_ set_ set_data "
     "shallow_copy_data_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split()
 )
 
-#: Methods that are about autograd or Python, not about elements.
+#: Methods that concern autograd or Python, not elements.
 TORCH_ONLY = frozenset(
     "_get_data_attr backward data_ptr grad item numpy register_hook "
     "register_post_accumulate_grad_hook retain_grad share_memory_ storage tolist "
@@ -58,7 +58,7 @@ TORCH_ONLY = frozenset(
 #: Functions whose gradient with respect to the first operand PyTorch refuses to compute.
 _HALF_DIFFERENTIABLE = "igamma igammac special_gammainc special_gammaincc special_zeta".split()
 
-#: Functions none of whose gradients PyTorch computes: its backward pass raises an error.
+#: Functions without any gradient in PyTorch: the backward pass raises an error.
 _NOT_DIFFERENTIABLE = frozenset(
     "floor_divide floor_divide_ floordiv ifloordiv __rfloordiv__ heaviside heaviside_ histogram "
     "histogramdd".split()
@@ -76,7 +76,7 @@ _UNSAVING = frozenset(
     "stack sub".split()
 )
 
-#: How functions begin that give nothing and change no state that others depend on.
+#: Prefixes of functions that return nothing and change no state on which others depend.
 _CHECKS = ("_check", "_assert", "_foreach", "_linalg_check", "_log_api_usage", "sym_constrain")
 _NO_VALUE = "it returns no value"
 
@@ -89,11 +89,11 @@ _INFERENCE = (
 
 @dataclass(frozen=True)
 class Ambient:
-    """What PyTorch's state is where a region begins."""
+    """PyTorch's state at the beginning of a region."""
 
     #: Arguments of the ``torch.autocast`` regions around it that ``forward`` itself entered.
     autocasts: tuple[tuple, ...] = ()
-    #: Whether ``forward`` itself set the gradient mode before it, and to what.
+    #: The gradient mode that ``forward`` itself set before it, or ``None`` if it set none.
     grad: bool | None = None
 
 
@@ -106,17 +106,17 @@ class RegionPlan:
     ambient: Ambient
     inputs: list[fx.Node] = field(default_factory=list)
     outputs: list[fx.Node] = field(default_factory=list)
-    #: Inputs that something behind the region writes in place.
+    #: Inputs that are written in place after the region.
     written_later: list[fx.Node] = field(default_factory=list)
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What tells it from other regions of the same graph."""
+        """Identifies it among the regions of the same graph."""
         return tuple(node.name for node in (*self.nodes, *self.outputs))
 
 
 class NotSplit(Exception):
-    """Nodes that turn out to be PyTorch's: by name, with the reason."""
+    """Names of nodes that PyTorch must run, with the reasons."""
 
     def __init__(self, reasons: dict[str, str]):
         self.reasons = reasons
@@ -232,7 +232,7 @@ class Split:
                 continue
             is_inside = any(arg in open_nodes for arg in node.all_input_nodes)
             is_apart = _is_item(node) or (is_empty(node) and not is_in_place(node))
-            # A view that costs nothing; no region has the complex tensor that it is of.
+            # A view that costs nothing; no region has its base, a complex tensor.
             is_apart = is_apart or node.target is torch.view_as_real
             if is_number(node) or (is_apart and not is_inside):
                 if is_inside:
@@ -240,7 +240,7 @@ class Split:
                 self.parts.append(node)
                 continue
             if node.target in _INFERENCE:
-                # What runs inside has no history, and gives tensors of that mode.
+                # Operators inside have no history, and return tensors of that mode.
                 if node.target is _INFERENCE[0]:
                     outside.append(ambient)
                     ambient = Ambient(ambient.autocasts, False if node.args[0] else ambient.grad)
@@ -256,7 +256,7 @@ class Split:
             elif reason is None:
                 reason = torch_reason(node)
                 if reason == _NO_VALUE:
-                    # A state of PyTorch's that is unknown here begins: what follows is PyTorch's.
+                    # PyTorch is in an unknown state from here on, so it runs what follows.
                     depth += 1
             if reason is None and self._writes_beside_autograd(node, ambient):
                 reason = "it writes, outside of autograd, to a tensor with an autograd history"
@@ -264,7 +264,7 @@ class Split:
                 reason = "an operator before it changes PyTorch's global state"
             if node.target is _SET_GRAD:
                 ambient = Ambient(ambient.autocasts, node.args[0])
-                # A program's gradients are on or off as they are where it begins.
+                # A program has one gradient mode: that at its beginning.
                 if not open_nodes or started.grad is False:
                     close()
                     self.parts.append(node)
@@ -280,7 +280,7 @@ class Split:
         close()
 
     def _writes_beside_autograd(self, node: fx.Node, ambient: Ambient) -> bool:
-        """Whether eager changes elements of a tensor whose gradient flows on as if it had not."""
+        """Whether a write changes elements of a tensor while its gradient ignores the write."""
         operand = node.all_input_nodes[0] if node.all_input_nodes else None
         if operand is None or not is_in_place(node):
             return False
@@ -289,10 +289,10 @@ class Split:
         return ambient.grad is False or not needs_gradient(operand)
 
     def _cut_behind_visible(self) -> None:
-        """Ends a region behind a value that the caller sees and that later results come from.
+        """Ends a region after a value that the caller sees and on which later results depend.
 
         The caller, or ``torch.autograd.grad`` in the graph, may ask for the gradient of that value
-        or hook it: then it has to be on the way from the inputs to those results, for autograd too.
+        or hook it. Then autograd too must see it between the inputs and those results.
         """
         output = next(iter(reversed(self.graph.nodes)))
         readers = [output, *(n for n in self.graph.nodes if n.target is torch.autograd.grad)]
@@ -353,7 +353,7 @@ class Split:
 
 
 def _refuse_writes_with_history(region: RegionPlan) -> None:
-    """A write to a value from outside that needs a gradient is part of autograd's graph."""
+    """Refuses writes to values from outside that need a gradient: autograd must see them."""
     memory = {storage_of(node) for node in region.inputs if needs_gradient(node)} - {None}
     writers = [n for n in region.nodes if is_in_place(n)]
     found = [n for n in writers if n.all_input_nodes and storage_of(n.all_input_nodes[0]) in memory]
@@ -363,9 +363,10 @@ def _refuse_writes_with_history(region: RegionPlan) -> None:
 
 
 def _is_unsaved_buffer(node: fx.Node, region: RegionPlan) -> bool:
-    """Whether eager keeps copies of a module's buffer for the backward pass, but not itself.
+    """Whether eager keeps copies of a module's buffer for the backward pass, not the buffer.
 
-    Then the module may write it before that pass, in another graph: a queue of negatives, centres.
+    Then the module may write the buffer before that pass, in another graph. Examples are queues of
+    negative samples, and centres.
     """
     if node.op != "placeholder" or "_buffers_" not in node.name or needs_gradient(node):
         return False
@@ -381,7 +382,7 @@ def _is_unsaved_buffer(node: fx.Node, region: RegionPlan) -> bool:
 
 
 def _cut(region: RegionPlan, visible: set[fx.Node]) -> list[RegionPlan]:
-    """A region cut behind each of its visible values that another visible one is computed from."""
+    """A region cut after each visible value from which another visible value is computed."""
     position = {node: i for i, node in enumerate(region.nodes)}
     cuts = []
     for node in region.nodes:
@@ -393,7 +394,7 @@ def _cut(region: RegionPlan, visible: set[fx.Node]) -> list[RegionPlan]:
     for start, end in zip([0, *cuts], [*cuts, len(region.nodes)], strict=True):
         nodes = region.nodes[start:end]
         if pieces:
-            # Items of a tuple stay with what made the tuple.
+            # Items of a tuple stay with the node that made the tuple.
             before = {n for piece in pieces for n in piece}
             items = [n for n in nodes if _is_item(n) and n.args[0] in before]
             pieces[-1].extend(items)
@@ -416,7 +417,7 @@ def _is_computed_from(later: list[fx.Node], source: fx.Node, visible: set[fx.Nod
 
 
 def _is_item(node: fx.Node) -> bool:
-    """An item of a tuple, which belongs to whoever made the tuple."""
+    """Whether this is an item of a tuple, which belongs to the node that made the tuple."""
     return node.target is operator.getitem and not isinstance(value_of(node.args[0]), torch.Tensor)
 
 
@@ -428,7 +429,7 @@ def _autocast_after(ambient: Ambient, node: fx.Node) -> Ambient:
 
 
 class _Exposed:
-    """Which values a region gives, and how all others that are seen outside come from those."""
+    """Which values a region returns, and how other values that are used outside follow."""
 
     def __init__(self, region: RegionPlan):
         self.region = region
@@ -458,7 +459,7 @@ class _Exposed:
         self.region.outputs = list(outputs)
 
     def _bases(self, node: fx.Node) -> list[fx.Node]:
-        """The region's own values that ``node`` is taken from, outside."""
+        """The region's own values from which ``node`` is made outside."""
         if node not in self.inside:
             return []
         step = step_outside(node, self)
@@ -476,7 +477,7 @@ class _Exposed:
 def step_outside(node: fx.Node, exposed: _Exposed) -> str:
     """How a region's value reaches the outside.
 
-    ``output``: it is given by the region. ``view``: PyTorch takes it from its operands again.
+    ``output``: the region returns it. ``view``: PyTorch makes it again from its operands.
     ``same``: it is its first operand, which was written in place or passed through.
     """
     value = value_of(node)
@@ -575,7 +576,7 @@ def _emit_region(
 
 
 def _collect(node: fx.Node, exposed: _Exposed, made: Mapping, needed: set[fx.Node]) -> None:
-    """Adds what has to be made again outside of the region, so that ``node`` is there."""
+    """Adds the nodes that must be made again outside of the region to have ``node`` there."""
     if node in made or node in needed or node.target is _SET_GRAD:
         return
     needed.add(node)

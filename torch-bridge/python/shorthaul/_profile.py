@@ -1,7 +1,7 @@
 """``shorthaul.profile``: measured times of a step's kernels, beside what they move and compute.
 
-Owns the measurement and its join with the report's numbers. How it looks in a notebook is
-``_tables``'s part, the file for trace viewers ``_trace``'s.
+Owns the measurement, and joins it with the report's numbers. ``_tables`` shows it in notebooks, and
+``_trace`` writes the file for trace viewers.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def together(
 ) -> list[Profile]:
     """:func:`profile` of several models on the same inputs, with a step of each in every round.
 
-    What disturbs the machine meanwhile then disturbs all of them.
+    So other work on the machine disturbs all of them alike.
     """
     if rounds < 1 or warmup < 0:
         raise ValueError(
@@ -183,8 +183,10 @@ def steps(
     rounds: int,
     loss: Callable[[Any], torch.Tensor] | None = None,
 ) -> list[list[float]]:
-    """Seconds of whole steps of several models, a step of each in every round; without a clock on
-    single kernels. With one thread they are CPU time, in which other programs have no part."""
+    """Seconds of whole steps of several models, with a step of each in every round.
+
+    Single kernels are not timed. With one thread, this is CPU time, so other programs do not count.
+    """
     now = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     subjects = [_Subject(model, inputs, kwargs, loss) for model in models]
     times: list[list[float]] = [[] for _ in subjects]

@@ -45,7 +45,7 @@ class TensorSpec:
 
     @functools.cached_property
     def n_bytes(self) -> int:
-        """What its elements take."""
+        """The bytes of its elements."""
         return self.dtype.itemsize * math.prod(self.shape)
 
 
@@ -58,7 +58,7 @@ class GradientPlan:
     has_given: bool
     #: Inputs whose gradient is zero.
     zeros: list[int]
-    #: Positions of each gradient that autograd gets: among the program's, and in the result.
+    #: Two positions of each gradient that autograd gets: in the program and in the result.
     computed: list[tuple[int, int]]
 
 
@@ -79,9 +79,9 @@ class Program:
     place: Place
     #: Seconds that compiling it took.
     seconds: float = 0.0
-    #: What profiles call it: the model, and the modules that it computes.
+    #: Its name in profiles: the model, and the modules that it computes.
     title: str = ""
-    #: What messages call its captured inputs, by their names in the program.
+    #: Names of its captured inputs in messages, by their names in the program.
     input_titles: dict[str, str] = field(default_factory=dict)
     #: Positions among the inputs whose gradient was asked for, and the threads it was made for.
     wrt: list[int] = field(default_factory=list)
@@ -100,14 +100,14 @@ class Program:
     zero_inputs: list[int] = field(default_factory=list)
     #: The inputs from which eager's autograd reaches each of the user's outputs.
     reaches: list[set[int]] = field(default_factory=list)
-    #: Positions of inputs with what look-ups demand of them.
+    #: Positions of inputs that lookups use as indices, with the bounds of these.
     bounds: list[tuple[int, Bound]] = field(default_factory=list)
-    #: How PyTorch computes gradients that the kernels do not; ``None`` outside of a module.
+    #: Computes in PyTorch the gradients that kernels do not; ``None`` outside of a module.
     rerun: Rerun | None = None
-    #: Operators of PyTorch's that a pass calls between its launches.
+    #: Operators of PyTorch that a pass calls between its launches.
     forward_calls: list[Call] = field(default_factory=list)
     backward_calls: list[Call] = field(default_factory=list)
-    #: Plans of backward passes, by which outputs have a gradient.
+    #: Plans of backward passes; the key says which outputs have a gradient.
     _gradient_plans: dict[tuple[bool, ...], GradientPlan] = field(default_factory=dict)
 
     def __post_init__(self):
@@ -124,7 +124,7 @@ class Program:
             for bound in self.captured.bounds
             if bound.placeholder in fed
         ]
-        # Read in every step; reading them from the place would take longer.
+        # Every step reads these, and `place` would compute them each time.
         self.is_on_device, self.runs_cuda_text = self.place.is_cuda, self.place.runs_cuda_text
         self.saved_bytes = self.native.saved_bytes
         self.forward_scratch_bytes = self.native.forward_scratch_bytes
@@ -154,8 +154,8 @@ class Program:
     def lend(self, n_bytes: int) -> torch.Tensor:
         """A block of ``n_bytes`` bytes with arbitrary contents, where kernels can use it.
 
-        On a device it is PyTorch's allocator's: given back early, it is used again only by what
-        follows on the same stream.
+        On a device it comes from PyTorch's allocator. If it is freed early, only later work on the
+        same stream uses it again.
         """
         if self.is_on_device:
             return torch.empty(n_bytes, dtype=torch.uint8, device=self.place.device)
@@ -171,9 +171,9 @@ class Program:
             self.blocks.give_back(block)
 
     def gradients_of(self, are_given: Sequence[bool]) -> GradientPlan:
-        """What to do when these outputs have a gradient.
+        """The plan of a backward pass in which these outputs have a gradient.
 
-        Inputs from which none of them comes get no gradient, as in eager, and not zeros.
+        As in eager, inputs on which none of them depends get ``None``, not zeros.
         """
         key = tuple(are_given)
         plan = self._gradient_plans.get(key)

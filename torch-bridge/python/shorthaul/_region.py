@@ -1,9 +1,9 @@
 """A region of a graph at run time: its compiled programs, and the choice of one for a call.
 
 Owns what a program is specific to (gradient mode, which inputs need a gradient, sizes, number of
-threads) and the compilation of a region. A region is a function of tensors and numbers: Dynamo's
-guards watch modules, buffers and Python. Never splits graphs (``_partition``) nor calls programs
-(``_call``).
+threads) and the compilation of a region. A region is a function of tensors and numbers, because
+Dynamo's guards watch modules, buffers and Python. Never splits graphs (``_partition``), and never
+calls programs (``_call``).
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from ._symbolic import Symbolic, capture_symbolic
 
 log = logging.getLogger("shorthaul")
 
-#: How often sizes must come, after the first two of a region, before they get a program.
+#: A set of sizes after the first two of a region gets a program at this call with it.
 _FREQUENT = 2
 
 #: The largest number of traces with symbolic sizes, each for another range of sizes. Further sizes
 #: are traced alone.
 _MOST_TRACES = 4
 
-#: Classes of tensors whose elements lie where ``data_ptr`` says, and of those that stand for them.
+#: Classes of tensors whose elements are at ``data_ptr``, and the class of their fakes.
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, FakeTensor})
 
 
@@ -73,32 +73,32 @@ class Region:
     ):
         #: Which sizes of each input PyTorch took as symbols: a flag per size, or one for a number.
         self.is_open = is_open
-        #: Positions of fractions that follow from sizes and are operands beside tensors alone:
-        #: programs take them as tensors, so that one serves all their values.
+        #: Positions of fractions that are computed from sizes and only used as operands beside
+        #: tensors. Programs take them as tensors, so that one program serves all their values.
         self.factors = factors
         #: Traces with symbolic sizes, by everything else that they depend on.
         self.symbolic: dict[tuple, list[Symbolic]] = {}
-        #: Errors for which each set of sizes is traced alone although sizes are symbolic.
+        #: Errors because of which each set of sizes is traced separately, despite symbolic sizes.
         self.alone: list[Exception] = []
         #: Whether each input needs a gradient when the graph has run.
         self.gains_history = gains_history
-        #: Positions of inputs that something behind the region writes in place.
+        #: Positions of inputs that are written in place after the region.
         self.written_later: set[int] = set()
-        #: What messages call the inputs.
+        #: Names of the inputs in messages.
         self.input_names = input_names
-        #: PyTorch's way to compute the same.
+        #: The region's operators in PyTorch.
         self.body = body
         self.origins = origins
         #: Whether each output needs a gradient in eager if some input does.
         self.requires_grad = tuple(requires_grad)
         self.owner = owner
-        #: What the owner counts its programs by.
+        #: The key under which the owner counts the programs.
         self.part = part
-        #: The number of threads that all programs are planned for; ``None``: those there are.
+        #: The number of threads that all programs are planned for; ``None``: PyTorch's number.
         self.planned_threads = owner.options.planned_threads
         self.calls: dict[tuple, Call | None] = {}
         self.wanted: dict[tuple, int] = {}
-        #: What the graph computes, whatever the sizes.
+        #: The operators of the graph, which do not depend on sizes.
         self.targets = tuple(
             str(node.target)
             for node in body.graph.nodes
@@ -110,7 +110,7 @@ class Region:
 
     def __call__(self, *inputs, seed: Seed):
         if FakeTensor in map(type, inputs):
-            # An outer tool asks for shapes; there are no elements to compute with.
+            # An outer tool asks for shapes only; such inputs have no elements.
             return self.body.forward(*inputs)
         if self.factors:
             inputs = self._with_factors(inputs)
@@ -147,7 +147,7 @@ class Region:
         return self.planned_threads or torch.get_num_threads()
 
     def _templates(self, requires_grad: Sequence[bool]) -> object | None:
-        """What other sizes of this graph compiled; ``None``: every size has its own kernels."""
+        """Kernels shared by all sizes of this graph; ``None`` if every size has its own."""
         if self.owner.options.dynamic is False:
             return None
         mode = (self._n_threads(), _autocast.key(), sum(requires_grad))
@@ -173,7 +173,7 @@ class Region:
             return call
 
     def _is_wanted(self, key: tuple) -> bool:
-        """Whether sizes that come for the first time get a program, or PyTorch's operators."""
+        """Whether new sizes get a program now. Otherwise PyTorch runs the call."""
         if len(self.calls) < 2 or self.owner.options.warmup == "background" or is_recorded():
             return True
         if self.may_run_again():
@@ -182,7 +182,7 @@ class Region:
         return self.wanted[key] >= _FREQUENT
 
     def may_run_again(self) -> bool:
-        """Whether a checkpoint runs this call twice, so that both have to agree."""
+        """Whether a checkpoint may run this call twice, so that both runs must agree."""
         if has_saved_tensors_hooks():
             return True  # The tensors that are saved have to be the same.
         # A reentrant checkpoint runs without gradients, then again in the backward pass: the random
@@ -191,10 +191,10 @@ class Region:
         return self.is_random and (is_first or in_backward_pass())
 
     def settle(self, pending: Pending) -> Call | None:
-        """Puts what was compiled in the background in its place; ``None``: PyTorch's way.
+        """Replaces a pending call with what was compiled; ``None`` if PyTorch must run it.
 
         If a trace with symbolic sizes gave no program, the next call with these sizes is traced
-        alone.
+        separately.
         """
         with self.lock:
             keys = [key for key, call in self.calls.items() if call is pending]
@@ -222,9 +222,10 @@ class Region:
         self.calls[self.key(inputs)] = self.compile(inputs)
 
     def compile(self, inputs) -> Call | Pending | None:
-        """A program for calls like this one; ``inputs`` may be fakes. ``None``: PyTorch's way.
+        """A program for calls like this one, or ``None`` if PyTorch must run them.
 
-        Raises ``Refused`` with the nodes that no program can hold, or ``CompileError``.
+        ``inputs`` may be fakes. Raises ``Refused`` with the nodes that no program can hold, or
+        ``CompileError``.
         """
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
         if any(type(tensor) not in _PLAIN for tensor in tensors):
@@ -278,8 +279,8 @@ class Region:
                 log.info(f"a trace of {self.owner.name} does not hold for other sizes: {why}")
         if len(traces) == _MOST_TRACES:
             log.info(
-                f"{self.owner.name} is traced for these sizes alone: none of its {_MOST_TRACES} "
-                f"traces with symbolic sizes holds for them, and no more are made"
+                f"{self.owner.name} is traced separately for these sizes: none of its "
+                f"{_MOST_TRACES} traces with symbolic sizes holds for them, and no more are made"
             )
             return None
         try:
@@ -299,16 +300,16 @@ class Region:
         """Handles a trace with symbolic sizes that gave no program; warns if it is a defect."""
         if isinstance(error, InternalError):
             part = _title(self.owner.name, captured)
-            self.owner.say_internal_error(part, error, "each set of sizes is traced alone")
+            self.owner.say_internal_error(part, error, "each set of sizes is traced separately")
         self._trace_alone(error)
 
     def _trace_alone(self, error: Exception) -> None:
-        """Traces each set of sizes by itself from here on."""
+        """Traces each set of sizes separately from now on."""
         self.alone.append(error)
-        log.info(f"each set of sizes of {self.owner.name} is traced by itself: {error}")
+        log.info(f"each set of sizes of {self.owner.name} is traced separately: {error}")
 
     def _trace(self, trace: Callable, supported: frozenset[str], place, *arguments):
-        """What ``trace`` gives for the region as a function, outside of autocast."""
+        """Applies ``trace`` to the region as a function, outside of autocast."""
         function = _Function(self.body)
         function.call = _autocast.casting(function.call, place.device)
         with _autocast.suspended(place.device), refused():
@@ -389,7 +390,7 @@ class Region:
         return Pending(captured, program, call_of) if in_background else call_of(program)
 
     def _count(self, captured: Captured) -> None:
-        """Counts a program. Programs that share a trace take less of what the owner allows."""
+        """Counts a program. Programs that share a trace count less towards the owner's limit."""
         symbolic = captured.symbolic
         if symbolic is not None and symbolic.is_used:
             self.owner.n_sizes[self.part] += 1
@@ -407,7 +408,7 @@ class Region:
         )
 
     def _refuse_write(self, captured: Captured, output, inputs) -> None:
-        """A write that becomes part of autograd's graph is PyTorch's."""
+        """Leaves to PyTorch a write that becomes part of autograd's graph."""
         if inputs[output.user_idx].requires_grad or self.gains_history[output.user_idx]:
             writers = [output.writer] if output.writer else self.origins
             reason = "it writes in place to a tensor that needs a gradient"
@@ -415,7 +416,7 @@ class Region:
 
 
 class Pending:
-    """A call whose kernels are being compiled; until they are there, PyTorch's operators run."""
+    """A call whose kernels are being compiled; until they are ready, PyTorch's operators run."""
 
     def __init__(
         self, captured: Captured, program: Future[Program], call_of: Callable[[Program], Call]
@@ -432,7 +433,7 @@ class Pending:
 
 
 def _records_history() -> bool:
-    """Whether autograd sees what runs now. Inference mode is stronger than ``enable_grad``."""
+    """Whether autograd records now. Inference mode overrides ``enable_grad``."""
     return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
 
 
@@ -470,7 +471,7 @@ class _Interpreter(fx.Interpreter):
 
 
 def _nodes_of(captured: Captured, error: Unsupported) -> dict[str, str]:
-    """Dynamo's nodes behind operators without an implementation, with the reason."""
+    """The nodes of Dynamo's graph that need missing operators, with the reason."""
     found = {}
     for target, places in error.operators:
         for node in captured.document["nodes"]:
@@ -517,7 +518,7 @@ def _supported() -> frozenset[str]:
 
 
 def _one_hot(classes: torch.Tensor, n: int) -> torch.Tensor:
-    """``one_hot`` without a look at the classes; the program checks them."""
+    """``one_hot`` without a check of the classes; the program checks them."""
     zeros = torch.zeros(*classes.shape, n, dtype=torch.int64, device=classes.device)
     return zeros.scatter(-1, classes.unsqueeze(-1), 1)
 

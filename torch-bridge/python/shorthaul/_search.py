@@ -1,6 +1,6 @@
 """``shorthaul.search``: chooses decisions by predicted time.
 
-Owns the Python face of the compiler's search. What is tried, and in which order, is the compiler's.
+Owns the Python interface of the compiler's search. The compiler decides what to try, and the order.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Searched(Recipe):
 
     - ``before_us``, ``after_us``: predicted microseconds of the step's kernels with the compiler's
       own decisions, and with the recipe. The second is never larger.
-    - ``bound_us``: microseconds that the step takes at least on the machine. ``gap``: the part of
-      ``after_us`` that exceeds it.
+    - ``bound_us``: the least microseconds that the step can take on the machine. ``gap``: the part
+      of ``after_us`` that exceeds it.
     - ``layouts``: for each program, predicted microseconds of contractions and conversions: with
       every value in row-major order (``row_major_us``), in the orders of the compiler's rule
       (``rule_us``), and in the orders chosen together (``chosen_us``); ``bound_us`` is a lower
@@ -80,8 +80,8 @@ def search(
     """Looks for decisions that together are predicted to be faster than the compiler's own.
 
     The search changes decisions about layouts, inlining and fusion in groups of similar ones,
-    and plans the step again after each change. What the backward pass computes again stays so.
-    The search compiles and runs nothing. Times are predicted from the limits that
+    and plans the step again after each change. It does not change what the backward pass computes
+    again. The search compiles and runs nothing. Times are predicted from the limits that
     :func:`shorthaul.machine` keeps.
 
     - ``plans``: how many plans to try for each program, by default 8. There is no time limit, so
@@ -126,7 +126,7 @@ def search(
 
 
 def _layouts_line(gain: dict[str, float]) -> str:
-    """What orders of dimensions save in one program, in a sentence."""
+    """A sentence on what orders of dimensions save in one program."""
     if not gain["n_containers"]:
         return "layouts: no value has a choice"
     rule, chosen = gain["rule_us"], gain["chosen_us"]

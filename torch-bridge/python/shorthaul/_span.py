@@ -274,7 +274,7 @@ class SpanRewrite:
                     f"`{given.name}` would differ from eager's in size, stride, type, device or "
                     f"`requires_grad`: {metadata(value)} instead of {metadata(value_of(given))}"
                 )
-            # Values behind the span are views of the old one.
+            # Values after the span are views of the old one.
             value = value_of(given)
         node.meta["example_value"] = value
 

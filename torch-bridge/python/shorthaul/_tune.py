@@ -32,7 +32,7 @@ from .module import module, original_of
 
 log = logging.getLogger("shorthaul")
 
-#: What replaces another must take this part of its time, or less.
+#: A replacement must take at most this part of the time of what it replaces.
 _FASTER = 0.97
 #: Ways to cut a contraction that are tried beside the chosen one.
 _OTHERS = 4
@@ -67,14 +67,14 @@ class Tuned(Recipe):
     def __str__(self) -> str:
         lines = [
             super().__str__(),
-            f"tuning: {self.tried} ways timed, {self.known} known from earlier runs, "
-            f"{self.failed} failed, {len(self.kept)} decisions changed",
+            f"tuning: timed {self.tried} ways to compute kernels, {self.known} known from earlier "
+            f"runs, {self.failed} failed, {len(self.kept)} decisions changed",
             *(f"  {line}" for line in self.kept),
         ]
         if self.ratio is not None:
-            lines.append(f"a step takes {self.ratio:.3f} of its time without the recipe")
+            lines.append(f"a step with the recipe takes {self.ratio:.3f} times as long as without")
         if self.interrupted:
-            lines.append("interrupted: what was learned is kept")
+            lines.append("interrupted: what was found so far is kept")
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -92,7 +92,7 @@ def tune(
 ) -> Tuned:
     """Times other ways to compute the kernels of ``model``'s step; returns the faster as a recipe.
 
-    - ``seconds``: how long kernels are timed; compiling the step and ``check`` come on top.
+    - ``seconds``: how long kernels are timed; compiling the step and ``check`` take more time.
     - ``recipe``: decisions to start from. ``loss``: as for :func:`shorthaul.profile`.
     - ``check``: whether to measure whole steps with and without the result, in turns, and to drop
       the result if it is not faster.

@@ -40,7 +40,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class _Rule:
-    """What the compiler makes kernels of; numbers are read at every step."""
+    """The rule from which the compiler makes kernels; every step reads the numbers."""
 
     kind: str
     momentum: bool = False
@@ -50,7 +50,7 @@ class _Rule:
 
     @property
     def state(self) -> tuple[str, ...]:
-        """Names of the tensors that each parameter has besides, as in PyTorch's state."""
+        """Names of the tensors of each parameter's state, as in PyTorch's."""
         if self.kind == "sgd":
             return ("momentum_buffer",) if self.momentum else ()
         return ("exp_avg", "exp_avg_sq")
@@ -58,7 +58,7 @@ class _Rule:
 
 @dataclass(frozen=True)
 class _Launch:
-    """Kernels with what they are given: each parameter with its gradient and state, and numbers."""
+    """Kernels with their arguments: parameters, gradients, state and numbers."""
 
     compiled: Any
     arrays: list[list[torch.Tensor]]
@@ -74,7 +74,7 @@ class _Launch:
 
 
 class _Pooled:
-    """What the optimizers below share; mixed into those of ``torch.optim``."""
+    """The part that all optimizers below share; a mix-in for those of ``torch.optim``."""
 
     #: Whether PyTorch's state has the number of steps.
     _counts_steps = True
@@ -113,9 +113,9 @@ class _Pooled:
     def step(self, closure: Callable[[], _Loss] | None = None) -> _Loss | None:
         """One update of all parameters that have a gradient.
 
-        On a device it is enqueued on the current stream, also while a CUDA graph is captured, for
-        which one step must have been made before. A replay reads the rate where it lay then: give
-        ``lr`` as a tensor on the device to change it between replays.
+        On a device, the update is enqueued on the current stream. This also works while a CUDA
+        graph is captured, if a step was made before. A replay reads the learning rate from the same
+        address: pass ``lr`` as a tensor on the device to change it between replays.
         """
         place = self._place()
         loss = None
@@ -202,7 +202,7 @@ class _Pooled:
                 chosen.append(group | {"params": parameters, "foreach": False, "fused": False})
             for p in parameters:
                 if "step" in self.state[p]:
-                    # PyTorch counts every parameter's steps by themselves.
+                    # PyTorch counts the steps of each parameter separately.
                     self.state[p]["step"] = self.state[p]["step"].clone()
         other = self._pytorchs(chosen, lr=0.0)
         other.state = self.state
@@ -212,7 +212,7 @@ class _Pooled:
         try:
             for p in scaled:
                 p.grad = p.grad * factor
-            # Hooks of a step are called around ours already.
+            # The hooks of a step already run around our step.
             (step.__wrapped__ if getattr(step, "hooked", False) else step)(other)
         finally:
             for p, grad in zip(scaled, kept, strict=True):
@@ -250,7 +250,7 @@ class _Pooled:
         return factor, self._number(("found",), found, place)
 
     def _number(self, name: tuple, value: float | torch.Tensor, place: Place) -> torch.Tensor:
-        """A number where kernels read it; written only when it is another than before."""
+        """A number where kernels read it; it is written only if it has changed."""
         if isinstance(value, torch.Tensor) and value.device == place.device:
             value = value.to(torch.float32)
             return value.clone() if value.data_ptr() % _ALIGNMENT else value
@@ -269,7 +269,7 @@ class _Pooled:
         known = self._constants_there.get((n, place))
         if known is None or known[0] != values:
             _refuse_capture_of_numbers(place)
-            # Each at an address that kernels can read vectors from.
+            # Kernels read vectors, so each starts at an aligned address.
             rows = torch.tensor([[value] * 4 for value in values.values()], dtype=torch.float32)
             known = (values, rows.to(place.device, non_blocking=True))
             self._constants_there[n, place] = known
@@ -348,7 +348,7 @@ class _Pooled:
             for p in group["params"]:
                 state = self.state.get(p, {})
                 if "step" in state:
-                    # A copy: what was loaded may be loaded once more.
+                    # A copy, because the same state may be loaded again.
                     step = torch.as_tensor(state["step"], dtype=torch.float32, device=p.device)
                     step = step.detach().clone()
                     state["step"] = known.setdefault((p.dtype, float(step)), step)
@@ -356,7 +356,7 @@ class _Pooled:
     def _launch(
         self, parameters: list[torch.Tensor], rule: _Rule, numbers: list[torch.Tensor], place: Place
     ) -> _Launch:
-        """The kernels for these parameters, and what they are given."""
+        """The kernels for these parameters, with their arguments."""
         arrays = [self._array(p, rule) for p in parameters]
         aligned = not any(t.data_ptr() % _ALIGNMENT for tensors in arrays for t in tensors)
         sizes = tuple(p.numel() for p in parameters)
@@ -519,7 +519,7 @@ class Adam(_Pooled, torch.optim.Adam):
     def _constants(self, group: dict) -> dict[str, float]:
         made = {"decay": group["weight_decay"], "eps": group["eps"]}
         for n, beta in enumerate(map(float, group["betas"]), 1):
-            # What is near 1 is lost in single precision.
+            # Single precision would lose the difference from 1.
             logarithm = math.log(beta) if beta > 0 else -math.inf
             made |= {f"beta{n}": beta, f"1 - beta{n}": 1 - beta, f"ln beta{n}": logarithm}
         return made

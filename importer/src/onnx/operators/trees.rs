@@ -1,7 +1,8 @@
-//! Ensembles of decision trees as products of matrices. All conditions are computed. For each leaf, the conditions on
-//! its way that must hold and do are counted, less those that hold but must not: the leaf is reached if this is the
-//! number of conditions that must hold (Nakandala et al., "A Tensor Compiler for Unified Machine Learning Prediction
-//! Serving", arXiv 2010.04804, the strategy GEMM). Gradients are zero almost everywhere.
+//! Ensembles of decision trees as products of matrices. All conditions are computed. Some conditions on the way to a
+//! leaf must hold, others must not. For each leaf, a product counts those that must hold and do, minus those that must
+//! not hold but do. The leaf is reached if the result is the number of conditions that must hold (Nakandala et al., "A
+//! Tensor Compiler for Unified Machine Learning Prediction Serving", arXiv 2010.04804, the strategy GEMM). Gradients
+//! are zero almost everywhere.
 
 mod numbered;
 
@@ -26,18 +27,18 @@ const MOST_DEPTH: usize = 1 << 10;
 /// Most members of a set that a condition asks for.
 const MOST_MEMBERS: usize = 1 << 6;
 
-/// What a condition asks of a feature.
+/// The test that a condition applies to a feature.
 #[derive(Clone, Debug, PartialEq)]
 enum Asks {
     Compares(Binary, f64),
     IsOneOf(Vec<f64>),
 }
 
-/// A node with two ways on.
+/// A node with two branches.
 struct Condition {
     feature: i64,
     asks: Asks,
-    /// Whether it holds for features that are no numbers.
+    /// Whether it holds for features that are NaN.
     holds_if_missing: bool,
     /// The ways where it holds and where not.
     ways: [Way; 2],
@@ -58,7 +59,7 @@ struct Trees {
     roots: Vec<Way>,
 }
 
-/// How the numbers that the trees give become one.
+/// How the numbers of all trees are combined.
 #[derive(Clone, Copy, PartialEq)]
 enum Aggregate {
     Average,
@@ -81,7 +82,7 @@ impl Trees {
             while let Some((at, way)) = open.pop() {
                 match at {
                     Way::Leaf(leaf) if leaf < self.leaves.len() => {
-                        // Every leaf has one way, so this ends also where nodes are joined in circles.
+                        // Every leaf has one way, so this ends even if nodes form a cycle.
                         if ways.insert(leaf, way).is_some() {
                             return Err("two ways of its trees lead to one leaf".into());
                         }
@@ -98,7 +99,7 @@ impl Trees {
         Ok(ways)
     }
 
-    /// `[rows, targets]`: what the trees make of rows of features.
+    /// `[rows, targets]`: the results of the trees for rows of features.
     fn applied(
         &self,
         cx: &mut NodeCx,

@@ -1,13 +1,13 @@
 //! Expressions arranged so that fewer passes over memory compute them.
 //!
-//! Each operation of a written expression is a node, and each node of a large value a pass. Before:
-//! `((dy·t + (dy/√2·1.13·exp(−z·z))·x)·0.5`, ten passes. After: `dy·(t·0.5 + exp(c − z·z)·x)`, seven. The
-//! same up to rounding. Only for single and double precision: constants are rounded to the type. Never
-//! changes what has choices or positions in it.
+//! Each operation of a written expression is a node, and each node of a large value is a pass. Before:
+//! `((dy·t + (dy/√2·1.13·exp(−z·z))·x)·0.5`, ten passes. After: `dy·(t·0.5 + exp(c − z·z)·x)`, seven. Both
+//! are the same up to rounding. Only for single and double precision, because constants are rounded to the
+//! type. Never changes an expression with choices or positions.
 
 use graph::{Binary, Expr, Unary};
 
-/// The expression with common operands taken out of sums and constants put where they cost nothing.
+/// The expression with common operands factored out of sums, and constants moved to where they cost nothing.
 pub(super) fn arranged(e: &Expr) -> Expr {
     match is_arithmetic(e) {
         true => arrange(e),
@@ -86,7 +86,7 @@ fn common_taken_out(f: Binary, a: Expr, b: Expr) -> Expr {
     }
 }
 
-/// A number times expressions that are no products.
+/// A number times expressions that are not products.
 struct ScaledProduct {
     number: f64,
     parts: Vec<Expr>,
@@ -103,7 +103,7 @@ impl ScaledProduct {
         product
     }
 
-    /// The same of an expression that is arranged.
+    /// The same for an expression that is arranged already.
     fn of_arranged(e: &Expr) -> ScaledProduct {
         let mut product = ScaledProduct {
             number: 1.0,
@@ -148,7 +148,7 @@ impl ScaledProduct {
         self
     }
 
-    /// Whether one of the parts takes a number in without a pass of its own.
+    /// Whether one of the parts can absorb a number without an additional pass.
     fn absorbs(&self) -> bool {
         let number = self.number;
         self.parts
@@ -156,8 +156,8 @@ impl ScaledProduct {
             .any(|part| taken_in(part, number).is_some())
     }
 
-    /// The product with its number where it costs least: in a part that takes it in, or else times the last part
-    /// that is computed.
+    /// The product with its number where it costs least: in a part that absorbs it, or else multiplied with the last
+    /// part that is computed.
     fn placed(mut self) -> Expr {
         let number = self.number;
         if number != 1.0 {
@@ -188,11 +188,11 @@ fn times(number: f64, e: Expr) -> Expr {
     }
 }
 
-/// The most that is added to an exponent: the rounding of the sum is a relative error of the power.
+/// The most that may be added to an exponent, because the sum's rounding error is a relative error of the power.
 const MOST_SHIFT: f64 = 1.0;
 
-/// `number·e` in as many passes as `e`, except for passes that something else shares: `c·exp(−q) = exp(ln c − q)`
-/// for c near 1, and sums of which one side takes the number in.
+/// `number·e` in as many passes as `e`, except for passes that other expressions share: `c·exp(−q) = exp(ln c − q)`
+/// for c near 1, and sums of which one side absorbs the number.
 fn taken_in(e: &Expr, number: f64) -> Option<Expr> {
     match e {
         Expr::Unary(Unary::Exp, power) if number > 0.0 && number.is_finite() => {

@@ -6,7 +6,7 @@ use graph::SymExpr;
 use ops::Call;
 use ops::window::Window;
 
-/// The window and the groups of a convolution of ours.
+/// The window and the groups of a convolution.
 fn window(c: &Call, weight: &[SymExpr]) -> Result<(Window, i64), Refusal> {
     let kernel = weight[2..].iter().map(SymExpr::as_const);
     let kernel = kernel.collect::<Option<Vec<i64>>>();
@@ -32,8 +32,8 @@ pub(super) fn conv(n: &mut Nodes, c: &Call) -> Written {
     Ok(())
 }
 
-/// A transposed convolution from sizes to sizes. The output padding makes up for what the stride
-/// leaves out; where that depends on a dynamic size, the most it can be is cut off again.
+/// A transposed convolution from sizes to sizes. The output padding adds the positions that the stride
+/// leaves out. If their number depends on a dynamic size, the largest number is added, and the rest is cut off.
 pub(super) fn conv_transposed(
     n: &mut Nodes,
     (x, weight): (&str, &str),
@@ -120,7 +120,7 @@ pub(super) fn conv_weight_gradient(n: &mut Nodes, c: &Call) -> Written {
     Ok(())
 }
 
-/// What one tap of the window meets in a value whose dimensions from the third are spatial.
+/// The elements that one tap of the window reads from a value with spatial dimensions from the third on.
 fn met(
     n: &mut Nodes,
     value: &str,
@@ -235,7 +235,7 @@ fn as_convolution(
         int("group", n_groups),
     ];
     let mut value = n.node("Conv", &[&x_name, &dy_name], attributes);
-    // Where the stride does not reach the last positions of x, there are taps too many.
+    // If the stride does not reach the last positions of x, there are too many taps.
     let starts = n.ints(&vec![0; spatial]);
     let ends = n.ints(&w.kernel);
     let axes: Vec<i64> = (2..2 + spatial as i64).collect();

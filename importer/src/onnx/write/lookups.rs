@@ -1,4 +1,4 @@
-//! Positions: lookups, what is added at positions, sorting, counting.
+//! Positions: lookups, additions at positions, sorting, counting.
 
 use super::nodes::{Nodes, Refusal, int, int_list, text};
 use super::rules::Written;
@@ -17,8 +17,8 @@ impl Nodes<'_> {
         Ok(self.of2("Expand", &zero, &shape))
     }
 
-    /// The indices from before negative ones were counted from the end: the standard's lookups do that themselves.
-    /// `size` is that of the dimension.
+    /// The indices before negative ones were counted from the end: the standard's lookups do this themselves. `size` is
+    /// the size of the dimension.
     fn uncounted(&mut self, index: &str, size: &SymExpr) -> String {
         let whole = || index.to_string();
         let Some([is_low, counted, own]) = self.operands(index, "Where") else {

@@ -1,6 +1,6 @@
 //! Graphs of library nodes become ONNX files of the standard's operators.
 //!
-//! Owns the way from an operator of ours to nodes of the standard (operator set 20), sizes that are
+//! Owns the translation of our operators to nodes of the standard (operator set 20), sizes that are
 //! computed when the file runs, and the file's bytes. Every file is self-contained, and the same graph
 //! gives the same bytes. Never changes what a graph computes.
 

@@ -20,7 +20,7 @@ impl From<ops::OpError> for Refusal {
 /// An attribute by name.
 pub(super) type Attribute = AttributeProto;
 
-/// Nodes so far, and how values are called.
+/// The nodes so far, and the names of values.
 pub(super) struct Nodes<'g> {
     pub(super) graph: &'g Graph,
     pub(super) list: Vec<NodeProto>,
@@ -34,14 +34,14 @@ pub(super) struct Nodes<'g> {
     /// How often each container is read; a result is read once more.
     readers: BTreeMap<ContainerId, usize>,
     values: BTreeMap<ContainerId, String>,
-    /// Which node makes a value.
+    /// The node that makes each value.
     made: BTreeMap<String, usize>,
     known: BTreeMap<(i32, Vec<i64>, Vec<u8>), String>,
-    /// Outputs of nodes by operator, inputs and attributes: what is computed already.
+    /// Outputs of nodes by operator, inputs and attributes, so that nothing is computed twice.
     computed: BTreeMap<(String, Vec<String>, Vec<u8>), Vec<String>>,
     taken: BTreeSet<String>,
     origin: String,
-    /// How many nodes there were, those left out again included: no two may have one name.
+    /// How many nodes there were, including those that were left out again: no two may have the same name.
     n_given: usize,
 }
 
@@ -74,12 +74,12 @@ impl<'g> Nodes<'g> {
         nodes
     }
 
-    /// Nodes from here on come from a node of this name.
+    /// Sets the origin of the nodes from here on: a node of this name.
     pub(super) fn begin(&mut self, origin: &str) {
         self.origin = origin.to_string();
     }
 
-    /// Nodes from here on come from the same node as this one.
+    /// Sets the origin of the nodes from here on: the same node as that of this one.
     pub(super) fn begin_beside(&mut self, node: &NodeProto) {
         let origin = node.name.rsplit_once('#').map(|(origin, _)| origin);
         self.begin(origin.unwrap_or_default());
@@ -105,7 +105,7 @@ impl<'g> Nodes<'g> {
         name
     }
 
-    /// A value that stands for the container from here on.
+    /// Lets a value stand for the container from here on.
     pub(super) fn assign(&mut self, id: ContainerId, value: String) {
         let shape = &self.graph.container(id).shape;
         match self.shapes.get(&value) {
@@ -120,7 +120,7 @@ impl<'g> Nodes<'g> {
         self.values.insert(id, value);
     }
 
-    /// A name that nothing has yet.
+    /// A name that is not used yet.
     pub(super) fn fresh(&mut self, wanted: &str) -> String {
         let mut name = wanted.to_string();
         let mut n = 1;
@@ -154,7 +154,7 @@ impl<'g> Nodes<'g> {
         self.n_given += 1;
     }
 
-    /// Appends a node with one output and gives its name.
+    /// Appends a node with one output, and returns the output's name.
     pub(super) fn node(&mut self, op: &str, inputs: &[&str], attribute: Vec<Attribute>) -> String {
         self.nodes(op, inputs, 1, attribute).remove(0)
     }
@@ -198,14 +198,14 @@ impl<'g> Nodes<'g> {
         self.list.push(node);
     }
 
-    /// Takes the list to write it anew, and forgets its nodes: none is used again before it is written again.
+    /// Takes the list in order to write it again, and forgets its nodes, so that none is reused before that.
     pub(super) fn take_list(&mut self) -> Vec<NodeProto> {
         let list = std::mem::take(&mut self.list);
         self.replace_list(Vec::new());
         list
     }
 
-    /// Another list; nothing of the one before is used again.
+    /// Replaces the list; no node of the old one is reused.
     pub(super) fn replace_list(&mut self, list: Vec<NodeProto>) {
         self.list = list;
         self.computed.clear();
@@ -213,7 +213,7 @@ impl<'g> Nodes<'g> {
         self.find_makers();
     }
 
-    /// Notes where a value is made, after it was renamed.
+    /// Records which node makes a value, after it was renamed.
     pub(super) fn made_at(&mut self, value: &str, at: usize) {
         self.made.insert(value.to_string(), at);
     }
@@ -333,7 +333,7 @@ impl<'g> Nodes<'g> {
         }
     }
 
-    /// A constant of the file.
+    /// A constant in the file.
     pub(super) fn initializer(&self, name: &str) -> Option<&TensorProto> {
         self.constants.iter().find(|c| c.name == name)
     }
@@ -382,7 +382,7 @@ impl<'g> Nodes<'g> {
         }
     }
 
-    /// Finds the makers of values anew, after nodes were moved.
+    /// Finds again which node makes each value, after nodes were moved.
     pub(super) fn find_makers(&mut self) {
         self.made.clear();
         for (at, node) in self.list.iter().enumerate() {

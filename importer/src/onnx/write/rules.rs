@@ -1,4 +1,4 @@
-//! How each operator of ours is written: one row for each.
+//! How each of our operators is written: one row for each.
 //!
 //! Owns the table, and the rules of element-wise operators, movement, reductions and softmax; families
 //! with more to say have files of their own.
@@ -13,7 +13,7 @@ use ops::Call;
 pub(super) type Written = Result<(), Refusal>;
 pub(super) type Rule = fn(&mut Nodes, &Call) -> Written;
 
-/// The rule for an operator of ours.
+/// The rule for one of our operators.
 pub(super) fn rule_of(op: &str) -> Option<Rule> {
     RULES.iter().find(|(name, _)| *name == op).map(|row| row.1)
 }

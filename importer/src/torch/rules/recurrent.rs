@@ -38,8 +38,8 @@ fn of_one_state(s: &mut Site, cell: &Cell) -> Results {
     layers(s, cell, &[state])
 }
 
-/// Layers over `[T, B, n]` (or `[B, T, n]`), from first states `[layers, B, H]`: the last layer's `h` of all steps,
-/// and the last step's states of all layers.
+/// Layers over `[T, B, n]` (or `[B, T, n]`), from initial states `[layers, B, H]`. Returns the last layer's `h` of all
+/// steps, and the last step's states of all layers.
 fn layers(s: &mut Site, cell: &Cell, first: &[ContainerId]) -> Results {
     let mut x = s.tensor("input")?;
     let params = s.tensors("params")?;
@@ -113,7 +113,7 @@ fn all_cast(
     list.iter().map(|x| s.cast(*x, dtype)).collect()
 }
 
-/// One layer in one direction over `[T, B, n]`, from the states before: the states of all steps.
+/// One layer in one direction over `[T, B, n]`, from its initial states. Returns the states of all steps.
 fn one_way(
     s: &mut Site,
     cell: &Cell,
@@ -127,7 +127,7 @@ fn one_way(
     if let [_, _, own, other] = params {
         let dtype = s.builder.dtype(x);
         let sum = Expr::In(0).add(Expr::In(1));
-        // Where products and inputs are only added, their biases are too.
+        // If a gate only adds products of states and inputs, their biases are added too.
         if cell.gradient().is_some_and(|gradient| gradient.is_shared()) {
             let sum = sum.add(Expr::In(2));
             x = s.elementwise(sum, &[x, *own, *other], dtype)?;

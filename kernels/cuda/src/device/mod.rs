@@ -104,7 +104,7 @@ pub struct DeviceInfo {
     pub ordinal: usize,
     /// The name, such as `NVIDIA H200`.
     pub name: String,
-    /// Compute capability: before and behind the dot.
+    /// Compute capability: before and after the dot.
     pub capability: (i32, i32),
     /// Bytes of its memory.
     pub memory_bytes: usize,

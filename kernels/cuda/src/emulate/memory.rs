@@ -18,7 +18,7 @@ pub(super) struct DeviceBuffer {
     pub(super) name: String,
     pub(super) dtype: DType,
     pub(super) n_elements: usize,
-    /// Its elements begin `start` bytes behind the block's begin, a multiple of 64.
+    /// Its elements begin `start` bytes after the block's start, a multiple of 64.
     bytes: AlignedBuffer,
     pub(super) start: usize,
     /// A byte per element: 1 once it was written.
@@ -93,7 +93,7 @@ impl Memory {
         self.buffers.len() - 1
     }
 
-    /// Moves a buffer with its contents to `bytes` (modulo 64) behind a multiple of 64; at first it lies at
+    /// Moves a buffer with its contents to `bytes` (modulo 64) after a multiple of 64; at first it lies at
     /// such a multiple.
     pub fn place(&mut self, buffer: usize, bytes: usize) {
         let old = &mut self.buffers[buffer];

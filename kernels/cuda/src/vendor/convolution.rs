@@ -22,7 +22,7 @@ pub struct Convolution {
     pub y: Array,
     /// Groups of channels.
     pub groups: i64,
-    /// Zeros before the first row and column of x, and those behind the last that are read.
+    /// Zeros before the first row and column of x, and those after the last that are read.
     pub pads: [[i64; 2]; 2],
     /// Rows and columns from one response to the next.
     pub strides: [i64; 2],
@@ -46,7 +46,7 @@ pub enum Direction {
 }
 
 /// An array of four dimensions in memory: element `[i, j, k, l]` is `offset` plus the sum of each index times
-/// its stride, in elements behind the buffer's start.
+/// its stride, in elements after the buffer's start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Array {
     /// Type of its elements; sums are f32.

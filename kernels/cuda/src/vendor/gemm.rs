@@ -34,7 +34,7 @@ pub struct Gemm {
 }
 
 /// A matrix in memory: element `[i, j]` of product `p` is `offset + i + j * ld + p * batch_stride`
-/// elements behind the buffer's start.
+/// elements after the buffer's start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Matrix {
     /// Type of its elements.

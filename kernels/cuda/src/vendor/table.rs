@@ -43,7 +43,7 @@
 //!   else `nothing`.
 //! - `kind`: `own` is our kernel with the rest in its registers; `library` is the library's (cuBLASLt's
 //!   for products, cuDNN's for convolutions), with the rest as its epilogue; `library_then_map` is the
-//!   library's alone, and then the rest as a kernel of ours; `wgmma` is our kernel for Hopper, with the
+//!   library's alone, and then the rest as one of our kernels; `wgmma` is our kernel for Hopper, with the
 //!   rest in its registers. `rank` is the algorithm's position in the library's own order of those that it
 //!   offers in this workspace, or the number of the kernel's tile (0 to 2: operands copied by threads, the
 //!   largest tile first; 3 and 4: by the copy engine). For attention, `torch_flash`, `torch_efficient` and
@@ -112,7 +112,7 @@ pub enum Candidate {
     Own,
     /// The library with the rest as its epilogue, by the algorithm of that rank.
     Library(usize),
-    /// The library, and then a kernel of ours for the rest.
+    /// The library, and then one of our kernels for the rest.
     LibraryThenMap(usize),
     /// Our kernel by products of warpgroups, in the tile of that number, as
     /// [`crate::contraction::emit_for_warpgroups`] counts them: on Hopper only.

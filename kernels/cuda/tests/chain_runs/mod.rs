@@ -1,4 +1,4 @@
-//! Chains of products as CUDA text executed on the host, held against the interpreter in double precision.
+//! Chains of products as CUDA text executed on the host, compared with the interpreter in double precision.
 
 #![allow(dead_code)]
 

@@ -1,4 +1,4 @@
-//! Contractions emitted in some way, run by the emulator and held against plain sums in f64. Shared by the
+//! Contractions emitted in some way, run by the emulator and compared with plain sums in f64. Shared by the
 //! tests of the ways that there are; plants no faults.
 
 #![allow(dead_code)]

@@ -1,4 +1,4 @@
-//! Contractions of one map, and executed descriptions of them held against the interpreter. Shared by the
+//! Contractions of one map, and executed descriptions of them compared with the interpreter. Shared by the
 //! tests of products and of convolutions.
 //!
 //! Factors are multiples of 1/8 in [-1, 1], so that every sum is exact and only the last rounding counts.

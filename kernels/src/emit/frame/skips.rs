@@ -1,12 +1,12 @@
-//! Which guards skip a whole iteration when they fail: those after which the statement would combine
-//! nothing but the identity.
+//! Which guards skip a whole iteration when they fail: those whose failure leaves the statement only
+//! the identity to combine.
 
 use crate::emit::body::{Guard, Statement};
 use crate::emit::values::Effect;
 use graph::{Binary, DType, Expr, Scalar, Unary};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Guards whose failure makes the effect do nothing; what is combined there has type `dtype`.
+/// Guards whose failure makes the effect do nothing. The combined values have type `dtype`.
 pub(super) fn skippable(e: &Effect, s: &Statement, dtype: DType) -> BTreeSet<Guard> {
     let mut skips: BTreeSet<_> = e.address.guards.iter().cloned().collect();
     let Some(reduction) = e.conflict else {
@@ -26,7 +26,7 @@ pub(super) fn skippable(e: &Effect, s: &Statement, dtype: DType) -> BTreeSet<Gua
     skips
 }
 
-/// Whether the expression is the identity where the inputs are what `fills` gives for them.
+/// Whether the expression is the identity if the inputs have the values of `fills`.
 fn vanishes(e: &Expr, fills: &BTreeMap<usize, f64>, identity: Scalar) -> bool {
     let go = |e: &Expr| vanishes(e, fills, identity);
     let (real, whole) = (identity.as_f64(), identity.as_i64());

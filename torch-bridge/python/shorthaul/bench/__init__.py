@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _old_results(path: Path | None) -> stored.Stored | None:
-    """What to compare with; nothing, and a sentence that says so, if the file holds no results."""
+    """The results to compare with. Prints why, and returns ``None``, if the file holds none."""
     try:
         return stored.read(path) if path else None
     except stored.ForeignFile as error:
@@ -91,7 +91,7 @@ def _old_results(path: Path | None) -> stored.Stored | None:
 
 
 def _page_from(paths: list[Path], html: Path) -> int:
-    """Draws the results of files; those that cannot be read are said and left out."""
+    """Draws the results of files. Names those that it cannot read, and leaves them out."""
     shown: list[stored.Stored] = []
     for path in paths:
         try:
@@ -108,7 +108,7 @@ def _page_from(paths: list[Path], html: Path) -> int:
 
 
 def _finish(options: argparse.Namespace, found: list[dict], old: stored.Stored | None) -> bool:
-    """Prints and writes what is about all measurements; whether it could be written."""
+    """Prints and writes what concerns all measurements; returns whether it could be written."""
     ok = True
     measured = [result for result in found if "variants" in result]
     results.print_mean(measured)
@@ -128,7 +128,7 @@ def _finish(options: argparse.Namespace, found: list[dict], old: stored.Stored |
 
 
 def _is_written(path: Path, content: list[dict] | str) -> bool:
-    """Writes results or a page; a full disk, for example, is said, and the run goes on."""
+    """Writes results or a page. If that fails, as on a full disk, prints why and goes on."""
     try:
         files.write(path, content if isinstance(content, str) else results.text(content))
     except OSError as error:

@@ -26,7 +26,7 @@ from . import environment
 from .options import Setting
 from .variants import inputs_of, model_of, stepper
 
-#: Given in place of a variant: read variants from standard input, see :func:`serve`.
+#: Stands for a variant: read the names of variants from standard input, see :func:`serve`.
 _EACH = "-"
 
 #: What SIGKILL means if nobody sent it.
@@ -42,7 +42,7 @@ class Processes(contextlib.AbstractContextManager):
         self._start()
 
     def _start(self) -> None:
-        # In memory that glibc keeps, a peak would count what is free.
+        # If glibc kept free memory, a peak would include it.
         variables = environment.plain()
         with environment.unbound():
             self._process = subprocess.Popen(
@@ -75,7 +75,7 @@ class Processes(contextlib.AbstractContextManager):
     def alone(self, variant: str) -> dict:
         """Peak bytes, and for variants that compile the seconds of a first step with full caches.
 
-        Raises ``RuntimeError`` where the process fails, for example for lack of memory.
+        Raises ``RuntimeError`` if the process fails, for example for lack of memory.
         """
         found = self._first_step(variant)
         if variant == "shorthaul" or variant.startswith("compile"):
@@ -107,7 +107,7 @@ class Processes(contextlib.AbstractContextManager):
 def serve(setting: Setting) -> None:
     """Reads names of variants, line by line, and answers each with a line of JSON."""
     with os.fdopen(os.dup(1), "w") as answers:
-        # What libraries print is no answer.
+        # The output of libraries is not an answer.
         os.dup2(2, 1)
         load_tracer()
         for line in sys.stdin:
@@ -181,15 +181,15 @@ def first_step(setting: Setting, variant: str) -> dict:
 
 
 def load_tracer() -> None:
-    """Loads PyTorch's tracer: for every variant, it is code and no part of a first step."""
+    """Loads PyTorch's tracer, so that loading it is not part of any variant's first step."""
     importlib.import_module("torch._dynamo")
 
 
 def _map_libraries() -> None:
-    """Makes all of the loaded libraries resident, which a forked process has only in parts.
+    """Makes all loaded libraries resident; a forked process has only parts of them.
 
-    Systems that cannot do so count what a step is the first to touch. Where memory is short, pages
-    of libraries that leave it make peaks too small.
+    On systems that cannot do this, a peak includes the pages that a step is the first to touch. If
+    memory is short, the system drops pages of libraries, and peaks are too small.
     """
     populate_read = 22  # of Linux 5.14 and newer
     with contextlib.suppress(OSError, AttributeError):

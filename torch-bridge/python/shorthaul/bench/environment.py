@@ -1,8 +1,8 @@
 """The environment that all variants run in, and its record in the results.
 
-Owns the variables of memory allocation that the bench sets, the restart that makes them count, and
-the processors that the user gave. Shorthaul keeps its blocks of memory and asks for huge pages;
-with these variables PyTorch and glibc do so for every variant.
+Owns the variables of memory allocation that the bench sets, the restart that makes them effective,
+and the processors that the user chose. Shorthaul keeps its blocks of memory and asks for huge
+pages; with these variables PyTorch and glibc do so for every variant.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VARIABLES = {
     "MALLOC_TOP_PAD_": str(64 << 20),
 }
 
-#: Names the variables that the bench has set; where it exists, the bench does not start again.
+#: Names the variables that the bench has set; if it exists, the bench does not start again.
 _SET = "SHORTHAUL_BENCH_SET"
 
 #: Prefixes of other variables that change times.
@@ -45,9 +45,9 @@ _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 
 
 def start_again(variables: dict[str, str] = VARIABLES) -> None:
-    """Replaces this process by the same command with ``variables``, once; else does nothing.
+    """Replaces this process with the same command with ``variables``, but only once.
 
-    What the user has set stays. Only Linux has these variables.
+    Variables that the user has set stay. Only Linux has these variables.
     """
     missing = {name: value for name, value in variables.items() if name not in os.environ}
     if sys.platform != "linux" or not missing or _SET in os.environ:
@@ -66,7 +66,7 @@ def plain() -> dict[str, str]:
 
 
 def processors() -> set[int]:
-    """Where the user lets this process run.
+    """The processors on which the user lets this process run.
 
     With ``OMP_PROC_BIND`` and the like, OpenMP binds the first thread to one of its places as soon
     as PyTorch is loaded, and new processes would inherit that.
@@ -77,7 +77,7 @@ def processors() -> set[int]:
 
 
 def _openmp_places() -> set[int]:
-    """The processors of OpenMP's places; none where threads are not bound."""
+    """The processors of OpenMP's places; none if threads are not bound."""
     found: set[int] = set()
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8")
@@ -95,7 +95,7 @@ def _openmp_places() -> set[int]:
 
 @contextlib.contextmanager
 def unbound() -> Iterator[None]:
-    """Lets processes that start inside run where the user lets this one run."""
+    """Lets processes that start inside run on all processors that the user allows."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return

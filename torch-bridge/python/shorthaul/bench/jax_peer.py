@@ -1,8 +1,9 @@
 """JAX as a peer: the same training step, traced by PyTorch and compiled by XLA.
 
-Owns the translation of a step's graph of core ATen operators to ``jax.numpy``; it knows the
-operators of the bench's networks, and names one that it does not know. JAX is imported when it is
-asked for; it takes as many threads as the process has processors. Random numbers are JAX's.
+Owns the translation of a step's graph of core ATen operators to ``jax.numpy``. It knows the
+operators of most networks of the bench, and an error names those that it lacks. JAX is imported
+only when it is asked for. It uses as many threads as the process has processors, and draws its own
+random numbers.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class _WithLoss(nn.Module):
 def stepper(setting: Setting, model: nn.Module, inputs: Sequence[torch.Tensor]) -> Callable:
     """One step: the loss, and the gradient of each parameter; for inference the output alone.
 
-    Raises ``RuntimeError`` where JAX is not installed, or cannot do what the setting asks.
+    Raises ``RuntimeError`` if JAX is not installed, or cannot do what the setting asks.
     """
     jax = _jax()
     if setting.mode == "step":
@@ -350,7 +351,7 @@ def _max_pool(x, kernel, stride=(), padding=0, dilation=1, ceil=False):
 
 def _average_pool(x, kernel, stride=(), padding=0, ceil=False, counts_padding=True, divisor=None):
     if ceil or divisor or not counts_padding:
-        raise RuntimeError("the peer in JAX has average pools without options only")
+        raise RuntimeError("the peer in JAX has average pools only without options")
     windows, _ = _windows(x, kernel, stride, padding)
     total = _jax().lax.reduce_window(x, 0.0, _jax().lax.add, **windows)
     n = 1

@@ -62,7 +62,7 @@ def _loss(
     """The name of the example's loss in a training graph, and what it is compared with."""
     example = setting.example
     if example.loss_of is not None:
-        raise RuntimeError("the peer in ONNX Runtime has no losses of networks' own")
+        raise RuntimeError("the peer in ONNX Runtime cannot compute a network's own loss")
     with torch.no_grad():
         rows = _Rows(model)(*inputs)
     if example.n_classes is None:

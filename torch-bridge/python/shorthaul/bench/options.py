@@ -76,7 +76,7 @@ class Setting:
 
 
 def network(name: str) -> Example:
-    """A network of ours or of another library. Raises ``ValueError`` if there is none."""
+    """A network of this package or of another library. Raises ``ValueError`` if there is none."""
     if ":" in name:
         return example_of(name)
     if name not in EXAMPLES:
@@ -198,10 +198,11 @@ def _parser() -> argparse.ArgumentParser:
         "--mode",
         choices=MODES,
         default="train",
-        help="forward; train: forward and backward (default); step: with the optimizer's update",
+        help="forward: inference; train: forward and backward (default); step: with the "
+        "optimizer's update too",
     )
     add("--optimizer", choices=OPTIMIZERS, default="adamw", help="with --mode step (adamw)")
-    add("--dtype", choices=list(DTYPES), default="f32", help="type of the numbers (f32)")
+    add("--dtype", choices=list(DTYPES), default="f32", help="type of parameters and inputs (f32)")
     add("--batch", type=_numbers, help="batch sizes: 8 or 1,8,32 (default: the network's own)")
     add("--threads", type=_numbers, help="numbers of threads: 2 or 1,2 (default: PyTorch's)")
     how = parser.add_argument_group("how it is measured")
@@ -216,13 +217,13 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--seconds",
         type=_seconds,
-        help="measure each network for this many seconds, not --rounds: 3 to 50 rounds",
+        help="measure each network for this many seconds: 3 to 50 rounds, whatever --rounds says",
     )
     add("--separate", action="store_true", help="run each network in a process of its own")
     add(
         "--plain-environment",
         action="store_true",
-        help="leave huge pages and glibc's memory as they are",
+        help="measure with the memory settings as they are",
     )
     add("--no-first-step", action="store_true", help="do not measure first steps and memory")
     add(
@@ -249,7 +250,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--compare", type=Path, metavar="OLD.json", help="list what became faster or slower")
     instead = parser.add_argument_group("instead of timing steps")
     add = instead.add_argument
-    add("--check", action="store_true", help="compare with float64; exit code 1 if beyond limits")
+    add("--check", action="store_true", help="compare with float64; exit code 1 for large errors")
     add("--seed", type=int, default=0, help="with --check: seed of weights and inputs (0)")
     add("--smooth", action="store_true", help="with --check: replace ReLU by SiLU")
     add("--report", action="store_true", help="print kernels and their bytes, run nothing")
@@ -259,7 +260,7 @@ def _parser() -> argparse.ArgumentParser:
         "--recipes",
         type=Path,
         metavar="FOLDER",
-        help="compare Shorthaul with the recipes in this folder and without",
+        help="time Shorthaul with the recipes in this folder and without them",
     )
     add(
         "--tune",

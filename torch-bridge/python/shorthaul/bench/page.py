@@ -1,7 +1,7 @@
 """The page of ``--html``: one file with bars, memory against time, first steps, limits, a table.
 
-Owns the drawing, in SVG, but for the machine's roof, which ``roofline`` draws; needs no script and
-no network.
+Owns the drawing in SVG, except the roofline plot, which ``roofline`` draws. The page needs no
+script and no network connection.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ def page(results: list[dict], machines: list[dict]) -> str:
         _legend(results),
         "<h2>Time of a step</h2>",
         _mean(results),
-        "<p>Median of interleaved rounds; the thin line shows the interquartile range. Behind a "
-        "peer's time: how many times as long as Shorthaul's its step took, as the median over the "
+        "<p>Median of interleaved rounds; the thin line shows the interquartile range. The number "
+        "after a peer's time is that time divided by Shorthaul's, as the median over the "
         "rounds.</p>",
         _bars(times, "ms"),
         _memory(results),
         _first_steps(results),
         _limits(results),
         _roofs(results),
-        "<h2>Numbers</h2>\n<p>Error: of each parameter's gradient, the largest difference from "
-        "float64 over the largest value; the median over the parameters with --errors.</p>",
+        "<h2>Numbers</h2>\n<p>Error (with --errors): the largest difference of a gradient from "
+        "float64, divided by its largest value; the median over all parameters.</p>",
         _table(results),
     ]
     body = "\n".join(parts)
@@ -66,7 +66,7 @@ def page(results: list[dict], machines: list[dict]) -> str:
 
 
 def _about(machine: dict) -> str:
-    """Versions, processor, environment and command of a run; of older files, what they have."""
+    """Versions, processor, environment and command of a run; older files have fewer of these."""
     said = [
         f"{name} {value}"
         for name, value in machine.items()
@@ -219,7 +219,7 @@ def _scatter(results: list[dict]) -> str:
 
 
 def _limits(results: list[dict]) -> str:
-    """The limits that were measured, and what Shorthaul's steps use of them."""
+    """The limits that were measured, and how much of them Shorthaul's steps use."""
     of = [r for r in results if "used" in r and "limits" in r]
     if not of:
         return ""
@@ -242,8 +242,8 @@ def _limits(results: list[dict]) -> str:
         for r in of
     ]
     return (
-        "<h2>Limits of the machine</h2>\n<p>What was reached at best in each process that measured "
-        f"them.</p>\n<table>{'<tr>' + heads + '</tr>'}{''.join(rows)}</table>\n"
+        "<h2>Limits of the machine</h2>\n<p>The lowest and highest of the best speeds that each "
+        f"process reached.</p>\n<table>{'<tr>' + heads + '</tr>'}{''.join(rows)}</table>\n"
         f"<h2>Use of the machine</h2><ul>{''.join(uses)}</ul>"
     )
 
@@ -259,8 +259,8 @@ def _roofs(results: list[dict]) -> str:
         return ""
     return (
         "<h2>Below the roof</h2>\n<p>Each point is a step of Shorthaul. The line is what the "
-        "machine allows: left of its bend memory limits a step, right of it arithmetic. The "
-        "pointer shows names that have no room.</p>\n" + "\n".join(drawn)
+        "machine allows: left of its bend memory limits a step, right of it arithmetic. Point at "
+        "a mark to see its name.</p>\n" + "\n".join(drawn)
     )
 
 

@@ -1,7 +1,7 @@
 """Predicted times of kernels beside measured ones: ``--predicted``.
 
-Owns the comparison. The prediction is the compiler's, the measurement the profile's; of each kernel
-the least time of the rounds counts, since other programs only add to it.
+Owns the comparison. The compiler predicts the times, and a profile measures them. For each kernel,
+the least time of all rounds counts, because other programs only add to it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SMALL = 1e-4
 
 
 def compare(setting: Setting, rounds: int, warmup: int) -> dict[str, Any]:
-    """Prints the table and its sums, and gives both."""
+    """Prints the table and its sums, and returns both."""
     torch.set_num_threads(setting.threads)
     torch.manual_seed(0)
     example, inputs = setting.example, inputs_of(setting)
@@ -55,7 +55,7 @@ def compare(setting: Setting, rounds: int, warmup: int) -> dict[str, Any]:
 
 
 def together(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Prints a line for each network and one for the kernels of all; gives the latter's numbers."""
+    """Prints a line for each network and one for all kernels together; returns the latter."""
     rows = [row for one in found for row in one.get("kernels", ())]
     if not rows:
         return []
@@ -84,7 +84,7 @@ def _row(kernel: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rank_correlation(a: list[float], b: list[float]) -> float:
-    """Spearman's: the correlation of the ranks; of lists that say nothing, 0."""
+    """Spearman's rank correlation; 0 if all numbers of a list are equal."""
     ranks = []
     for values in (a, b):
         order = sorted(values)

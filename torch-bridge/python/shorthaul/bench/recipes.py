@@ -1,7 +1,7 @@
 """Recipes of networks: ``--recipes FOLDER``, and ``--tune SECONDS`` to make them.
 
-Owns the names of the files, and the comparison of steps with and without a recipe. What a recipe
-changes is the search's and the tuning's.
+Owns the names of the files, and the comparison of steps with and without a recipe. Search and
+tuning decide what a recipe changes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def path_of(setting: Setting, folder: Path) -> Path:
 def make(setting: Setting, folder: Path, seconds: float) -> dict[str, Any]:
     """Searches by prediction, tunes by measurement, and writes the recipe.
 
-    What the search changes stays only if whole steps are measured to be faster with it.
+    The changes of the search stay only if they make whole steps measurably faster.
     """
     torch.set_num_threads(setting.threads)
     torch.manual_seed(0)
@@ -62,8 +62,8 @@ def make(setting: Setting, folder: Path, seconds: float) -> dict[str, Any]:
 def compare(setting: Setting, folder: Path, rounds: int) -> dict[str, Any]:
     """Steps with the recipe and without, in turns. Raises ``FileNotFoundError`` without a file.
 
-    A second module without the recipe runs along: its time differs from the first one's only by
-    where the modules' arrays lie in memory, and a recipe's gain means something beyond that.
+    A second module without the recipe runs too. It differs from the first only in the addresses of
+    its arrays, so a recipe's gain must exceed the difference between these two.
     """
     path = path_of(setting, folder)
     if not path.exists():
@@ -85,7 +85,7 @@ def compare(setting: Setting, folder: Path, rounds: int) -> dict[str, Any]:
 def _compared(
     setting: Setting, recipe: shorthaul.Recipe, rounds: int, again: bool = False
 ) -> dict[str, Any]:
-    """With ``again``, a second module without the recipe runs along."""
+    """With ``again``, a second module without the recipe runs too."""
     torch.set_num_threads(setting.threads)
     torch.manual_seed(0)
     inputs, loss = inputs_of(setting), setting.example.loss

@@ -17,7 +17,7 @@ from pathlib import Path
 from . import alone, environment
 from .options import Setting
 
-#: Seconds for one network; the slowest of ours takes a tenth of them.
+#: Seconds for one network; the slowest of the bench takes a tenth of them.
 _TIME_LIMIT = 1800
 
 

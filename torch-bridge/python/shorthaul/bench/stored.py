@@ -1,7 +1,7 @@
 """Results files of earlier runs: reading them, and what changed since.
 
-Owns what is expected of a file. One that cannot be read is an error in a sentence; of one that is
-readable but odd in places, the sound measurements count and a sentence names each odd one.
+Owns the checks of a file. A file that cannot be read is an error. If some measurements of a file
+are not valid, the others count, and a sentence names each that does not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .timing import ratios, summary
 
 
 class BrokenResults(ValueError):
-    """A results file that is missing, or that is none."""
+    """A results file that cannot be read, or a file that holds no results."""
 
 
 class ForeignFile(BrokenResults):
@@ -28,7 +28,7 @@ class Stored:
     """A results file."""
 
     machine: dict
-    #: Measurements whose settings and times can be relied on.
+    #: Measurements with valid settings and times.
     results: list[dict]
     #: A sentence for each other one.
     odd: list[str]
@@ -70,7 +70,7 @@ _DEFAULTS = {"dtype": "f32", "mode": "train", "optimizer": "adamw", "small": Fal
 
 
 def _problem(result: dict) -> str | None:
-    """What is odd about a measurement, if anything."""
+    """Why a measurement is not valid, or ``None``."""
     kinds = {"name": str, "batch": int, "threads": int}
     kinds |= {name: type(default) for name, default in _DEFAULTS.items()}
     for name, kind in kinds.items():
@@ -93,7 +93,7 @@ def _are_times(entry: dict) -> bool:
 
 
 def is_positive(value: Any) -> bool:
-    """Whether this is a number that quotients can be made of."""
+    """Whether this is a number that one may divide by."""
     return _is_number(value, 1e-9)
 
 
@@ -151,9 +151,9 @@ def together(files: list[Stored]) -> list[dict]:
 def changes(old: list[dict], new: list[dict]) -> list[str]:
     """A sentence for each new measurement.
 
-    Compared are times relative to eager's in the same rounds, so that a machine of another speed
-    does not count; where a file has no eager, Shorthaul's own times. A change is beyond noise if
-    the middle halves of the two sets of rounds do not meet.
+    It compares times relative to eager's in the same rounds, so that the speed of the machine does
+    not count. If a file has no eager, it compares Shorthaul's own times. A change is beyond noise
+    if the interquartile ranges of the two sets of rounds do not overlap.
     """
     before = {key(result): result for result in old}
     said = []

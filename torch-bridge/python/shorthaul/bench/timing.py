@@ -1,8 +1,8 @@
 """Times of one step for every variant, and the ratio to the best peer.
 
-Owns the measurement: variants interleaved round by round in one process, so that they meet the same
-machine; medians and interquartile ranges; a ratio from pairs of the same round, with a 95 %
-interval by resampling. A variant that fails is said and left out; the others go on.
+Owns the measurement: variants interleaved round by round in one process, so that the machine is the
+same for all; medians and interquartile ranges; a ratio from pairs of the same round, with a 95 %
+interval by resampling. A variant that fails is left out, and its error is kept; the others go on.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def measure(
 ) -> dict:
     """The result of one setting: milliseconds by variant, and the ratio to the best peer.
 
-    Where ``seconds`` are given, rounds begin until they are over, in place of ``rounds``: at least
-    3, at most 50. The seconds of the first step are those of an empty cache. ``counted`` is the
-    report on Shorthaul's step if ``with_counts``.
+    With ``seconds``, rounds run for that long, whatever ``rounds`` says: at least 3, at most 50.
+    The first step is timed with an empty cache. With ``with_counts``, ``counted`` is the report on
+    Shorthaul's step.
     """
     caches = contextlib.nullcontext()
     if with_first_step:
@@ -83,7 +83,7 @@ def _measure(
             ran_out[variant] = is_out_of_memory(error)
     if not steps and ran_out["shorthaul"] and ran_out.get("eager", True):
         raise MemoryError
-    # What lay idle while others were compiled runs again before it is measured.
+    # Variants that were idle while others were compiled run again before they are measured.
     for variant, step in [*steps.items()] * (warmup - 1):
         try:
             step()
@@ -181,7 +181,7 @@ def ratios(times: dict[str, list[float]]) -> dict:
 
 
 def ratio(above: list[float], below: list[float]) -> dict:
-    """The median of the quotients of pairs, with the interval that 95 % of resamples lie in."""
+    """The median of the quotients of pairs, with an interval that has 95 % of the resamples."""
     quotients = [a / b for a, b in zip(above, below, strict=True)]
     generator = random.Random(_SEED)
     medians = sorted(

@@ -23,7 +23,7 @@ class BertConfig:
 
 
 def bert_layer(config: BertConfig) -> nn.Module:
-    """One encoder layer: attention, GELU feed-forward, LayerNorm behind each."""
+    """One encoder layer: attention, GELU feed-forward, LayerNorm after each."""
     return nn.TransformerEncoderLayer(
         config.width,
         config.n_heads,
@@ -78,7 +78,7 @@ class GptConfig:
 
 
 class GptBlock(nn.Module):
-    """Causal attention and a feed-forward network, each behind a LayerNorm."""
+    """Causal attention and a feed-forward network, each after a LayerNorm."""
 
     def __init__(self, config: GptConfig):
         super().__init__()
@@ -134,7 +134,7 @@ class LlamaConfig:
 
 
 class LlamaBlock(nn.Module):
-    """Attention with rotated positions and shared keys, then SwiGLU, each behind an RMSNorm."""
+    """Attention with rotated positions and shared keys, then SwiGLU, each after an RMSNorm."""
 
     def __init__(self, config: LlamaConfig):
         super().__init__()
