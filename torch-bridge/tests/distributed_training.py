@@ -14,11 +14,14 @@ import warnings
 from pathlib import Path
 
 import conftest  # noqa: F401  (finds Shorthaul where it is not installed)
+import shorthaul
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from loss_curves import N_STEPS, WRAPS, Tower, rows_and_labels
+from shorthaul import _autograd
 from shorthaul._call import recorded
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -33,6 +36,33 @@ def shard(model):
 
 
 DISTRIBUTE = {"ddp": DistributedDataParallel, "fsdp": shard}
+
+
+def overlap() -> list[str]:
+    """What happens in the backward pass of a compiled model in DDP, in order."""
+    torch.manual_seed(0)
+    model = shorthaul.module(nn.Sequential(*(nn.Linear(512, 512) for _ in range(4))))
+    model = DistributedDataParallel(model, bucket_cap_mb=1)
+    events: list[str] = []
+
+    def exchange(state, bucket):
+        events.append("gradients are sent")
+        future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+        return future.then(lambda done: done.value()[0].div_(dist.get_world_size()))
+
+    def backward(*arguments):
+        events.append("kernels run")
+        return run(*arguments)
+
+    model.register_comm_hook(None, exchange)
+    run, _autograd.backward = _autograd.backward, backward
+    try:
+        for _ in range(3):  # DDP arranges its buckets in the first step
+            events.clear()
+            model(torch.randn(4, 512)).sum().backward()
+    finally:
+        _autograd.backward = run
+    return events
 
 
 def cases():
@@ -96,6 +126,10 @@ def main(rank: int, world_size: int, store: str, result: Path) -> None:
             found[name] = {"losses": losses, "n_calls": len(calls)}
         except Exception:
             found[name] = {"error": traceback.format_exc()}
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", shorthaul.FallbackWarning)
+        found["overlap"] = overlap()
     if rank == 0:
         result.write_text(json.dumps(found))
     dist.barrier()

@@ -52,6 +52,15 @@ def test_to_eagers_losses(found, kind, wrap, order):
     assert case["n_calls"] >= N_STEPS, f"{case['n_calls']} calls of programs"
 
 
+def test_gradients_are_sent_before_the_backward_pass_is_over(found):
+    events = found["overlap"]
+    first, last = (
+        events.index("gradients are sent"),
+        max(i for i, event in enumerate(events) if event == "kernels run"),
+    )
+    assert first < last, events
+
+
 def test_the_example_of_the_guide_runs_in_two_processes(tmp_path):
     page = blocks(ROOT / "docs" / "src" / "pytorch.md")
     (code,) = (block.text for block in page if "DistributedDataParallel" in block.text)

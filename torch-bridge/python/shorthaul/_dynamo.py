@@ -376,7 +376,8 @@ class GraphCompiler:
 
     def _say_graph_break(self, graph_module: fx.GraphModule) -> None:
         why = getattr(graph_module, "compile_subgraph_reason", None)
-        if why is None or not why.graph_break:
+        # PyTorch divides graphs within DDP, so that the gradients of one part can be sent early.
+        if why is None or not why.graph_break or why.reason.startswith("DDPOptimizer"):
             return
         frame = why.user_stack[-1] if why.user_stack else None
         where = f" at {frame.filename}:{frame.lineno}: `{frame.line}`" if frame else ""
