@@ -159,7 +159,13 @@ fn unary(f: Unary, a: &Expr, types: &Types<'_>) -> Option<Expr> {
         (f, Expr::Const(_)) => constant(&Expr::unary(f, a.clone())),
         (Neg, Expr::Unary(Neg, x)) => Some(x.as_ref().clone()),
         (Neg, Expr::Index(i)) => Some(Expr::Index(-i.clone())),
-        (Abs, Expr::Unary(Neg | Abs, x)) => Some(Expr::Unary(Abs, x.clone())),
+        (Abs, Expr::Unary(Abs, _)) => Some(a.clone()),
+        // An unsigned number is not the size of its negative.
+        (Abs, Expr::Unary(Neg, x))
+            if types.kind(x).is_some() && types.dtype(x) != Some(DType::U8) =>
+        {
+            Some(Expr::Unary(Abs, x.clone()))
+        }
         (Not, Expr::Unary(Not, x)) if types.kind(x) == Some(Kind::Bool) => Some(x.as_ref().clone()),
         (Not, Expr::Binary(Binary::Eq, x, y)) => {
             Some(Expr::Binary(Binary::Ne, x.clone(), y.clone()))
@@ -377,6 +383,14 @@ mod tests {
         let e = Expr::select(truth, x(), Expr::In(1));
         assert_eq!(e.simplify_typed(&[DType::F16, DType::F32]), e);
         assert_eq!(e.simplify_typed(&[DType::F32, DType::F32]), x());
+    }
+
+    #[test]
+    fn the_size_of_an_unsigned_negative_stays() {
+        let e = x().neg().abs();
+        assert_eq!(e.simplify_typed(&[DType::U8]), e);
+        assert_eq!(e.simplify_typed(&[DType::I8]), x().abs());
+        assert_eq!(e.clone().abs().simplify_typed(&[DType::U8]), e);
     }
 
     #[test]

@@ -65,3 +65,17 @@ def test_sums_of_equal_terms_round_once():
     assert (bias.grad - 0.5).abs().max() <= 2 * torch.finfo(torch.float32).eps
     exact = x.double().mean() + torch.tensor(3.3).double()
     assert abs(loss.item() - exact) <= 4 * exact * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("n", [2, 3, 9, 16, 17])
+def test_sums_over_short_rows_are_cut(n):
+    """4,096 terms in one chain of single precision would be off by 1e-6 and more."""
+
+    def mean(x):
+        return (x * x).mean((0, 2))
+
+    torch.manual_seed(0)
+    x = torch.rand(4096 // n, 4, n) + 1
+    ours = torch.compile(mean, backend="shorthaul")(x).double()
+    exact = mean(x.double())
+    assert ((ours - exact) / exact).abs().max() <= 2 * torch.finfo(torch.float32).eps

@@ -143,7 +143,10 @@ impl Accumulation {
             acc.keyed = is_extreme && loops[loops.len() - 1].size >= KEYED;
             let terms: i64 = loops[acc.depth..].iter().map(|l| l.size).product();
             let wide = scalar::wide_type(dtype, acc.reduction) != dtype;
-            let lanes = loops[loops.len() - 1].size.min(BLOCK_TERMS / LANE_TERMS);
+            // A short loop adds all its terms to one number.
+            let n = loops[loops.len() - 1].size;
+            let most = BLOCK_TERMS / LANE_TERMS;
+            let lanes = if n > most { most } else { 1 };
             acc.wide = wide && terms > LANE_TERMS * lanes;
             acc.chunk = acc.wide.then_some(BLOCK_TERMS);
         } else if around.part.is_none() && !scattered {

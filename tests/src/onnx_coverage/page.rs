@@ -128,9 +128,8 @@ fn table(found: &[Found]) -> String {
 
 /// Why some cases of our element types do not get through all steps.
 fn reasons(ours: &[&Found]) -> String {
-    let mut text = String::from(
-        "\n## Cases that fail\n\n| case | step | reason |\n|---|---|---|\n",
-    );
+    let mut text =
+        String::from("\n## Cases that fail\n\n| case | step | reason |\n|---|---|---|\n");
     for one in ours {
         let of_file = [
             ("evaluated", Some(&one.evaluated)),
