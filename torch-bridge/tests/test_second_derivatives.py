@@ -320,6 +320,17 @@ def test_random_numbers_are_the_same_in_a_second_derivative(name):
         torch.testing.assert_close(again.double(), second, rtol=1e-3, atol=1e-3)
 
 
+def test_random_numbers_are_the_same_in_a_batch_of_gradients():
+    network = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5), nn.Tanh(), nn.Linear(4, 2))
+    x = torch.randn(3, 6, requires_grad=True)
+    out = shorthaul.module(network)(x)
+    rows = torch.eye(6).view(6, 3, 2)
+    (batch,) = torch.autograd.grad(out, x, rows, is_grads_batched=True, retain_graph=True)
+    for row, found in zip(rows, batch, strict=True):
+        (wanted,) = torch.autograd.grad(out, x, row, retain_graph=True)
+        torch.testing.assert_close(found, wanted)
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_attention_with_dropout_is_the_same_in_a_second_derivative(is_causal):
     class Attention(nn.Module):

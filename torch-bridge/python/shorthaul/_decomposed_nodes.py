@@ -135,7 +135,7 @@ def _stand_for(node: fx.Node, value: fx.Node, ours: set[fx.Node]) -> None:
     name = node.name
     node.graph.erase_node(node)
     if value in ours:
-        value._rename(name)  # the signature knows results by name
+        value._rename(name)  # as near as the names that are taken allow
         ours.remove(value)
 
 

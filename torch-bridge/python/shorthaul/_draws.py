@@ -13,7 +13,7 @@ import re
 import torch
 from torch import fx
 
-from ._nodes import name_of, value_of
+from ._nodes import name_of, tensors_of, value_of
 from ._place import Place
 
 #: The key of an operator's number in a node's metadata; a traced node has it under "custom".
@@ -33,7 +33,7 @@ def number_draws(graph: fx.Graph) -> None:
     """Numbers the operators of a graph; those that have a number keep it."""
     n_random = n_others = 0
     for node in graph.nodes:
-        if not isinstance(value_of(node), torch.Tensor) or node.op == "placeholder":
+        if node.op == "placeholder" or not list(tensors_of(value_of(node))):
             continue
         if may_draw(node):
             number, n_random = n_random, n_random + 1

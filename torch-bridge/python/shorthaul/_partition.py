@@ -189,10 +189,14 @@ def torch_reason(node: fx.Node) -> str | None:
 
 
 def _writes_overlapping(node: fx.Node) -> bool:
-    if not node.all_input_nodes or not is_in_place(node):
-        return False
-    target = value_of(node.all_input_nodes[0])
-    return isinstance(target, torch.Tensor) and target.layout == torch.strided and overlaps(target)
+    """Whether a node writes to elements that share memory, maybe through a view of them."""
+    written = node.all_input_nodes[0] if node.all_input_nodes and is_in_place(node) else None
+    while written is not None and (memory := storage_of(written)) is not None:
+        if overlaps(value_of(written)):
+            return True
+        source = next(iter(written.all_input_nodes), None)
+        written = source if source is not None and storage_of(source) == memory else None
+    return False
 
 
 class Split:

@@ -26,7 +26,7 @@ def spell_out_slice_writes(graph: fx.Graph) -> bool:
     Legal where the graph made x and, after the write, nothing reads its memory by another name.
     Returns whether it found any.
     """
-    position = {node: i for i, node in enumerate(graph.nodes)}
+    names = _Names(graph)
     found = False
     for node in list(graph.nodes):
         written = _written(node)
@@ -36,8 +36,8 @@ def spell_out_slice_writes(graph: fx.Graph) -> bool:
         while written.op == "call_function" and written.target in _INVERSE:
             views.append(written)
             written = written.args[0]
-        if views and _is_private(written, node, views, position):
-            _spell_out(node, written, views, position)
+        if views and names.is_private(written, node, views):
+            _spell_out(node, written, views, names)
             found = True
     return found
 
@@ -59,36 +59,45 @@ def _out_of_place(node: fx.Node) -> torch._ops.OpOverload | None:
     return getattr(packet, node.target._overloadname, None)
 
 
-def _storages(node: fx.Node) -> set[int]:
+class _Names:
+    """Where each node stands, and which nodes name a memory."""
+
+    def __init__(self, graph: fx.Graph):
+        self.position = {node: i for i, node in enumerate(graph.nodes)}
+        self.of_memory: dict[int, list[fx.Node]] = {}
+        for node in graph.nodes:
+            self.note(node)
+
+    def note(self, node: fx.Node) -> None:
+        """Notes the node as a name of the memory of its results."""
+        for memory in _memories(node):
+            self.of_memory.setdefault(memory, []).append(node)
+
+    def is_private(self, base: fx.Node, writer: fx.Node, views: list[fx.Node]) -> bool:
+        """Whether only ``base`` names its memory once ``writer`` has run."""
+        if base.op != "call_function" or not isinstance(base.meta.get("val"), torch.Tensor):
+            return False
+        here = self.position[writer]
+        for other in (other for memory in _memories(base) for other in self.of_memory[memory]):
+            if other is base or other is writer or other not in self.position:
+                continue
+            # What comes later is made from the base, or from a name that then has a later user.
+            is_later = self.position[other] > here
+            if other.op == "placeholder" or (not is_later and self._is_used_after(here, other)):
+                return False
+        return not any(self._is_used_after(here, view) for view in views)
+
+    def _is_used_after(self, here: int, node: fx.Node) -> bool:
+        return any(self.position[user] > here for user in node.users)
+
+
+def _memories(node: fx.Node) -> set[int]:
     leaves = pytree.tree_leaves(node.meta.get("val"))
     return {leaf.untyped_storage()._cdata for leaf in leaves if isinstance(leaf, torch.Tensor)}
 
 
-def _is_private(
-    base: fx.Node, writer: fx.Node, views: list[fx.Node], position: dict[fx.Node, int]
-) -> bool:
-    """Whether only ``base`` names its memory once ``writer`` has run."""
-    if base.op != "call_function" or not isinstance(base.meta.get("val"), torch.Tensor):
-        return False
-    memory, here = _storages(base), position[writer]
-    for other in position:
-        if other is base or other is writer or not memory & _storages(other):
-            continue
-        # What comes later is made from the base, or from a name that then has a later user.
-        is_later = position[other] > here
-        if other.op == "placeholder" or (not is_later and _has_user_after(here, other, position)):
-            return False
-    return not any(_has_user_after(here, view, position) for view in views)
-
-
-def _has_user_after(here: int, node: fx.Node, position: dict[fx.Node, int]) -> bool:
-    return any(position[user] > here for user in node.users)
-
-
-def _spell_out(
-    node: fx.Node, base: fx.Node, views: list[fx.Node], position: dict[fx.Node, int]
-) -> None:
-    graph, mode = node.graph, detect_fake_mode(base.meta["val"])
+def _spell_out(node: fx.Node, base: fx.Node, views: list[fx.Node], names: _Names) -> None:
+    graph, position, mode = node.graph, names.position, detect_fake_mode(base.meta["val"])
 
     def made(operator, args, like: fx.Node, kwargs) -> fx.Node:
         new = graph.call_function(operator, args, kwargs)
@@ -105,6 +114,7 @@ def _spell_out(
             value = made(_INVERSE[view.target], args, around, view.kwargs)
         # The views that are made later lie in the base's memory.
         value.meta["val"] = base.meta["val"]
+        names.note(value)
     for user in list(base.users):
         if position[user] > position[node]:
             user.replace_input_with(base, value)
