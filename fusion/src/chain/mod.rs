@@ -48,16 +48,14 @@ pub enum Obstacle {
     #[error("its factors have no common type of 16 bits")]
     Types,
     #[error(
-        "`{0}` is {1}; numbers of tiles have at most 32 bits, and a tile that is multiplied has its factors' type"
+        "`{0}` is {1}; tiles are of at most 32 bits, and those that are multiplied of their factors' type"
     )]
     Tile(String, DType),
     #[error("`{0}` has {1} numbers side by side; kernels keep multiples of 8 up to 128")]
     Width(String, i64),
     #[error("its {0} are {1} numbers wide together; kernels keep up to 256")]
     Together(&'static str, i64),
-    #[error(
-        "the elements of `{0}` that are summed or stored together are not consecutive in memory"
-    )]
+    #[error("`{0}` does not hold side by side what is summed or stored along")]
     Strided(String),
     #[error("its products do not have the same rows and columns")]
     Rows,
@@ -69,7 +67,7 @@ pub enum Obstacle {
     Blocks(i64, i64),
     #[error("another kernel must run between its parts")]
     Between,
-    #[error("its kernels would move {0} bytes more than the kernels that they replace")]
+    #[error("its kernels would move {0} bytes more than what they take the place of")]
     Bytes(i64),
     #[error("the recipe forbids it")]
     ByRecipe,
