@@ -6,6 +6,7 @@ runs again; it also computes batches of gradients.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import math
@@ -282,25 +283,32 @@ DRAWS = {
 }
 
 
+@contextlib.contextmanager
+def run_again():
+    """Collects the results of regions that PyTorch runs again."""
+    seen = []
+    run = _random_numbers.run_again
+
+    def spied(body, seed, places, inputs):
+        seen.append(run(body, seed, places, inputs))
+        return seen[-1]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(_random_numbers, "run_again", spied)
+        yield seen
+
+
 @pytest.mark.parametrize("name", DRAWS)
 def test_random_numbers_are_the_same_in_a_second_derivative(name):
     class Noise(nn.Module):
         def forward(self, x):
-            unused = torch.rand_like(x)  # noqa: F841
+            torch.rand_like(x)  # without a use
             x = F.dropout(x, 0.2)
             return x.sigmoid() + DRAWS[name](x) * x.tanh()
 
     network = Noise()
     x = torch.randn(5, 6, requires_grad=True)
-    seen = []
-
-    def spied(body, seed, places, inputs):
-        seen.append(_run_again(body, seed, places, inputs))
-        return seen[-1]
-
-    _run_again = _random_numbers.run_again
-    with recorded() as calls, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(_random_numbers, "run_again", spied)
+    with recorded() as calls, run_again() as seen:
         out = shorthaul.module(network)(x)
         (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
         (again,) = torch.autograd.grad(slope.sum(), x)
@@ -340,15 +348,7 @@ def test_attention_with_dropout_is_the_same_in_a_second_derivative(is_causal):
     # Longer than a block of keys, so that there are several.
     sizes = [(2, 3, 70, 8), (2, 1, 70, 8), (2, 3, 70, 4)]
     q, k, v = (torch.randn(size, requires_grad=True) for size in sizes)
-    seen = []
-
-    def spied(body, seed, places, inputs):
-        seen.append(_run_again(body, seed, places, inputs))
-        return seen[-1]
-
-    _run_again = _random_numbers.run_again
-    with recorded() as calls, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(_random_numbers, "run_again", spied)
+    with recorded() as calls, run_again() as seen:
         out = shorthaul.module(Attention())(q, k, v)
         own = torch.autograd.grad(out.sin().sum(), (q, k, v), retain_graph=True)
         assert calls and not seen
