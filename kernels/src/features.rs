@@ -176,6 +176,10 @@ const OPTIMIZE_WITH_GCC: &[&str] = &[
     "-fpeel-loops",
     // Processors that run instructions out of order need no second scheduling.
     "-fno-schedule-insns2",
+    // In `pow(x < 0 ? 0 : x, y)`, they compute parts of the power apart for the constant and jump past what is known of
+    // it; a loop with the branches that remain is not vectorized.
+    "-fno-tree-pre",
+    "-fno-thread-jumps",
 ];
 
 /// Assumed speed of products by tiles, as a multiple of the speed in f32. It was measured on one CPU with tiles.

@@ -477,6 +477,16 @@ fn random_block(module: &Arc<Module>, kernel: &str, key: u64, first: u64) -> Vec
     out
 }
 
+/// The gradient of `pow` by its exponent, at a number that a select bounds.
+const CLAMPED_POW: &str = "void k_clamped_pow(const float *x, float *restrict out, float y) {
+  const int at_zero = y >= 0.0f;
+  for (long i = 0; i < 1024; i++) {
+    const float bounded = x[i] < 1e-6f ? 1e-6f : x[i];
+    out[i] = (bounded == 0.0f) & at_zero ? 0.0f : sh_pow(bounded, y) * sh_log(bounded);
+  }
+}
+";
+
 /// GCC's own report says which loops became vector code.
 #[test]
 fn loops_over_the_functions_become_vector_code() {
@@ -487,7 +497,7 @@ fn loops_over_the_functions_become_vector_code() {
         return;
     }
     let mut names: Vec<&str> = CASES.iter().map(|case| case.0).collect();
-    names.extend(["pow", "max", "min", "philox"]);
+    names.extend(["pow", "max", "min", "philox", "clamped_pow"]);
     names.extend(["to_bf16", "from_bf16", "to_f16", "from_f16"]);
     names.extend([
         "exp_f64",
@@ -501,6 +511,7 @@ fn loops_over_the_functions_become_vector_code() {
         for name in &names {
             let source = match *name {
                 "philox" => philox_kernel(),
+                "clamped_pow" => CLAMPED_POW.to_owned(),
                 "pow" | "max" | "min" => kernel_text(name, 2),
                 name if name.contains("f16") => conversion_kernel(name),
                 name if name.ends_with("_f64") => double_kernel(name),
