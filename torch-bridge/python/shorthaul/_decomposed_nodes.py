@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
-from torch._guards import detect_fake_mode
+from torch._subclasses import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
@@ -42,7 +42,8 @@ def decompose(
     """
     if overriding is None or not all(map(_may_be_alone, operators)):
         return False
-    fake_mode = detect_fake_mode([value for node in operators for value in _tensors(node)])
+    values = [value for node in operators for value in _tensors(node)]
+    fake_mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
     if fake_mode is None:
         return False
     composite, others = split(dict(table))

@@ -7,6 +7,7 @@ an operator that the importer knows in other cases. Never decides which operator
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -279,8 +280,9 @@ def decomposed(
 ) -> torch.export.ExportedProgram:
     """The graph by the rules; the operators ``kept`` stay, unless a guard wants a rule."""
     # With them, PyTorch writes and traces checks of all inputs, in time that grows with the square
-    # of their number.
-    exported.example_inputs = None
+    # of their number. Old versions insist on them.
+    with contextlib.suppress(ValueError):
+        exported.example_inputs = None
     return exported.run_decompositions(_table_for(exported, kept))
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 from torch import fx
-from torch._guards import detect_fake_mode
 from torch.utils import _pytree as pytree
 
 aten = torch.ops.aten
@@ -97,7 +96,7 @@ def _memories(node: fx.Node) -> set[int]:
 
 
 def _spell_out(node: fx.Node, base: fx.Node, views: list[fx.Node], names: _Names) -> None:
-    graph, position, mode = node.graph, names.position, detect_fake_mode(base.meta["val"])
+    graph, position, mode = node.graph, names.position, base.meta["val"].fake_mode
 
     def made(operator, args, like: fx.Node, kwargs) -> fx.Node:
         new = graph.call_function(operator, args, kwargs)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from .options import Setting
+from .options import MOMENTUM, OPTIMIZERS, Setting
 
 
 class _WithLoss(nn.Module):
@@ -32,13 +32,13 @@ class _WithLoss(nn.Module):
 
 
 def stepper(setting: Setting, model: nn.Module, inputs: Sequence[torch.Tensor]) -> Callable:
-    """One step: the loss, and the gradient of each parameter; for inference the output alone.
+    """One step: the loss, and the gradient of each parameter or, with an optimizer, its new value.
+
+    For inference, one step gives the output alone.
 
     Raises ``RuntimeError`` if JAX is not installed, or cannot do what the setting asks.
     """
     jax = _jax()
-    if setting.mode == "step":
-        raise RuntimeError("the peer in JAX has no optimizers: use --mode train")
     if setting.dtype not in ("f32", "bf16"):
         raise RuntimeError("the peer in JAX computes in f32 or bf16")
     if setting.threads != (n_processors := len(os.sched_getaffinity(0))):
@@ -59,8 +59,11 @@ def stepper(setting: Setting, model: nn.Module, inputs: Sequence[torch.Tensor]) 
         infer = jax.jit(lambda *given: loss(*given)[0])
         key = jax.random.key(0)
         return lambda: jax.block_until_ready(infer(parameters, others, fed, key))
-    compiled = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    differentiated = jax.value_and_grad(loss, has_aux=True)
     keys = iter(range(1 << 30))
+    if setting.mode == "step":
+        return _updates(differentiated, parameters, others, fed, keys, setting.optimizer)
+    compiled = jax.jit(differentiated)
 
     def step() -> tuple[Any, Any]:
         (found, updated), gradients = compiled(parameters, others, fed, jax.random.key(next(keys)))
@@ -68,6 +71,57 @@ def stepper(setting: Setting, model: nn.Module, inputs: Sequence[torch.Tensor]) 
         return jax.block_until_ready((found, gradients))
 
     return step
+
+
+def _updates(
+    differentiated: Callable,
+    parameters: dict[str, Any],
+    others: dict[str, Any],
+    fed: list[Any],
+    keys: Iterator[int],
+    optimizer: str,
+) -> Callable:
+    """One step with an optimizer's update, which XLA compiles into it."""
+    jax = _jax()
+    zeros = jax.tree.map(jax.numpy.zeros_like, parameters)
+    state = (zeros,) if optimizer == "sgd" else (zeros, jax.tree.map(jax.numpy.copy, zeros))
+    update = {"sgd": _sgd, "adamw": _adamw}[optimizer]
+
+    def step(parameters, state, others, fed, key, at):
+        (found, updated), gradients = differentiated(parameters, others, fed, key)
+        new = {n: update(x, gradients[n], [s[n] for s in state], at) for n, x in parameters.items()}
+        moments = tuple({n: new[n][1 + i] for n in new} for i in range(len(state)))
+        return found, {n: new[n][0] for n in new}, moments, updated
+
+    # New values take the place of the old ones, as in PyTorch.
+    compiled = jax.jit(step, donate_argnums=(0, 1))
+    held = {"parameters": parameters, "state": state}
+
+    def run() -> tuple[Any, Any]:
+        at = next(keys)
+        found, new, moments, updated = compiled(
+            held["parameters"], held["state"], others, fed, jax.random.key(at), at + 1.0
+        )
+        held.update(parameters=new, state=moments)
+        others.update(updated)
+        return jax.block_until_ready((found, new))
+
+    return run
+
+
+def _sgd(x, gradient, state, _at):
+    """A parameter and its momentum after a step of ``torch.optim.SGD``."""
+    momentum = MOMENTUM * state[0] + gradient
+    return x - OPTIMIZERS["sgd"] * momentum, momentum
+
+
+def _adamw(x, gradient, state, at):
+    """A parameter and its two moments after ``torch.optim.AdamW``; ``at`` counts steps from 1."""
+    rate, decay, first, second, epsilon = OPTIMIZERS["adamw"], 1e-2, 0.9, 0.999, 1e-8
+    mean = first * state[0] + (1 - first) * gradient
+    square = second * state[1] + (1 - second) * gradient * gradient
+    corrected = _jax().numpy.sqrt(square / (1 - second**at)) + epsilon
+    return (1 - rate * decay) * x - rate / (1 - first**at) * mean / corrected, mean, square
 
 
 def to_jax(tensor: torch.Tensor) -> Any:

@@ -13,21 +13,25 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 import shorthaul.onnx
 
-from .options import Setting
+from .options import OPTIMIZERS, Setting
+
+#: What :func:`shorthaul.onnx.grad` calls the optimizers: SGD has momentum.
+_OPTIMIZERS = {"sgd": "momentum", "adamw": "adamw"}
 
 
 def stepper(setting: Setting, model: nn.Module, inputs: Sequence[torch.Tensor]) -> Callable:
-    """One step: loss and gradients by their names in the file; for inference the outputs alone.
+    """One step: loss and gradients by their names in the file, or what an optimizer makes of them.
+
+    For inference, one step gives the outputs alone.
 
     Raises ``RuntimeError`` where ONNX Runtime is missing, or for a setting that it cannot measure.
     """
-    if setting.mode == "step":
-        raise RuntimeError("the peer in ONNX Runtime has no optimizers: use --mode train")
     if setting.dtype != "f32":
         raise RuntimeError("the peer in ONNX Runtime computes in f32")
     onnxruntime = _onnxruntime()
@@ -36,12 +40,52 @@ def stepper(setting: Setting, model: nn.Module, inputs: Sequence[torch.Tensor]) 
     else:
         loss, target = _loss(setting, model, inputs)
         made = _exported(_Rows(model), inputs)
-        made = shorthaul.onnx.grad(made, loss=loss, mode="train", verify=False)
+        updated = {}
+        if setting.mode == "step":
+            updated = {"optimizer": _OPTIMIZERS[setting.optimizer], "gradients": False}
+        made = shorthaul.onnx.grad(made, loss=loss, mode="train", verify=False, **updated)
     session = _session(onnxruntime, made, setting.threads)
+    if setting.mode == "step":
+        first = [x.detach().numpy() for x in (*inputs, *target)]
+        return _updates(onnxruntime, session, model, first, OPTIMIZERS[setting.optimizer])
     names = [given.name for given in session.get_inputs()]
     fed = {name: x.detach().numpy() for name, x in zip(names, (*inputs, *target), strict=True)}
     outputs = [given.name for given in session.get_outputs()]
     return lambda: dict(zip(outputs, session.run(outputs, fed), strict=True))
+
+
+def _updates(
+    onnxruntime: Any, session: Any, model: nn.Module, first: list[np.ndarray], rate: float
+) -> Callable:
+    """One step: what the step before left in ``NAME.next`` is the ``NAME`` of the next.
+
+    Parameters and state stay in ONNX Runtime's memory.
+    """
+    own = {f"model.{name}": x.detach().numpy() for name, x in model.state_dict().items()}
+    given, batch = {}, iter(first)
+    for place in session.get_inputs():
+        if place.name == "lr":
+            value = np.full(place.shape, rate, np.float32)
+        elif place.name == "step":
+            value = np.ones(place.shape, np.float32)
+        elif place.name in own:
+            value = own[place.name]
+        elif place.name.rpartition(".")[0] in own:
+            value = np.zeros(place.shape, np.float32)
+        else:
+            value = next(batch)
+        given[place.name] = onnxruntime.OrtValue.ortvalue_from_numpy(value)
+    outputs = [place.name for place in session.get_outputs()]
+
+    def step() -> dict[str, Any]:
+        found = dict(zip(outputs, session.run_with_ort_values(outputs, given), strict=True))
+        given.update({n.removesuffix(".next"): x for n, x in found.items() if n != "loss"})
+        if "step" in given:
+            following = np.asarray(given["step"].numpy() + 1)
+            given["step"] = onnxruntime.OrtValue.ortvalue_from_numpy(following)
+        return found
+
+    return step
 
 
 class _Rows(nn.Module):

@@ -38,7 +38,9 @@ DTYPES = {
     "autocast": torch.float32,
 }
 
-OPTIMIZERS = ("sgd", "adamw")
+#: Learning rates by optimizer; SGD has the momentum below, AdamW PyTorch's defaults.
+OPTIMIZERS = {"sgd": 1e-3, "adamw": 1e-4}
+MOMENTUM = 0.9
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ def _parser() -> argparse.ArgumentParser:
         help="forward: inference; train: forward and backward (default); step: with the "
         "optimizer's update too",
     )
-    add("--optimizer", choices=OPTIMIZERS, default="adamw", help="with --mode step (adamw)")
+    add("--optimizer", choices=[*OPTIMIZERS], default="adamw", help="with --mode step (adamw)")
     add("--dtype", choices=list(DTYPES), default="f32", help="type of parameters and inputs (f32)")
     add("--batch", type=_numbers, help="batch sizes: 8 or 1,8,32 (default: the network's own)")
     add("--threads", type=_numbers, help="numbers of threads: 2 or 1,2 (default: PyTorch's)")

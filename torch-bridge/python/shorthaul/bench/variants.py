@@ -17,7 +17,7 @@ import shorthaul
 
 from ..models.example import Inputs
 from . import jax_peer, onnxruntime_peer
-from .options import DTYPES, Setting
+from .options import DTYPES, MOMENTUM, OPTIMIZERS, Setting
 
 #: Compilers beside PyTorch, which have steps of their own.
 OTHERS = {"jax": jax_peer.stepper, "onnxruntime": onnxruntime_peer.stepper}
@@ -95,9 +95,10 @@ def optimizer_of(
     optimizers, settings = torch.optim, {"fused": True}
     if variant.startswith("shorthaul"):
         optimizers, settings = shorthaul.optim, {}
+    settings["lr"] = OPTIMIZERS[setting.optimizer]
     if setting.optimizer == "sgd":
-        return optimizers.SGD(parameters, lr=1e-3, momentum=0.9, **settings)
-    return optimizers.AdamW(parameters, lr=1e-4, **settings)
+        return optimizers.SGD(parameters, momentum=MOMENTUM, **settings)
+    return optimizers.AdamW(parameters, **settings)
 
 
 def called(variant: str, model: nn.Module) -> nn.Module:
