@@ -294,7 +294,7 @@ def _small(name, mode="train"):
     return setting, without_dropout(model_of(setting)), inputs_of(setting)
 
 
-@pytest.mark.parametrize("name", ["resnet50", "bert_large_layer", "llama_135m", "unet_2d"])
+@pytest.mark.parametrize("name", ["resnet50", "bert_large_layer", "llama_135m", "unet_2d", "dlrm"])
 def test_the_peer_in_jax_computes_the_same_step(name):
     setting, model, inputs = _small(name)
     loss, gradients = jax_peer.stepper(setting, copy.deepcopy(model), inputs)()
@@ -355,8 +355,22 @@ def test_other_peers_update_parameters_as_eager_does(peer, optimizer):
 
 
 def test_other_peers_say_what_they_cannot_measure():
-    with pytest.raises(RuntimeError, match=r"lacks aten\._embedding_bag"):
-        jax_peer.stepper(*_small("dlrm"))
+    for peer in (jax_peer, onnxruntime_peer):
+        setting, model, inputs = _small("digits_cnn")
+        with pytest.raises(RuntimeError, match="computes in f32"):
+            peer.stepper(replace(setting, dtype="f64"), model, inputs)
+    with pytest.raises(RuntimeError, match="cannot compute a network's own loss"):
+        onnxruntime_peer.stepper(*_small("dlrm"))
+
+
+def test_the_peer_in_jax_names_an_operator_that_it_lacks():
+    class Sorted(nn.Module):
+        def forward(self, x):
+            return x.sort().values
+
+    setting, _, inputs = _small("digits_cnn", "forward")
+    with pytest.raises(RuntimeError, match=r"lacks aten\.sort\.default"):
+        jax_peer.stepper(setting, Sorted(), inputs)
 
 
 def test_limits_are_not_of_a_step_with_an_optimizer(capsys):

@@ -243,6 +243,10 @@ def _operators() -> dict[str, Callable]:
         "split_with_sizes": lambda x, sizes, dim=0: np.split(x, _ends(sizes), dim),
         "full": lambda size, value, dtype=None, **_: np.full(size, value, _dtype(dtype)),
         "full_like": lambda x, value, dtype=None, **_: np.full_like(x, value, _dtype(dtype)),
+        "empty_permuted": lambda size, _, dtype=None, **__: np.zeros(size, _dtype(dtype)),
+        "slice_scatter": _slice_scatter,
+        "as_strided": _as_strided,
+        "_embedding_bag": _embedding_bag,
         "scalar_tensor": lambda value, dtype=None, **_: np.asarray(value, _dtype(dtype)),
     }
     table |= {f"aten.{name}.default": function for name, function in same.items()}
@@ -265,6 +269,8 @@ def _operators() -> dict[str, Callable]:
         "aten.arange.start_step": lambda start, stop, step=1, dtype=None, **_: np.arange(
             start, stop, step, _dtype(dtype)
         ),
+        # What fills it follows.
+        "aten.empty.memory_format": lambda size, dtype=None, **_: np.zeros(size, _dtype(dtype)),
         "aten.any.dim": lambda x, dim, keepdim=False: np.any(x, dim, keepdims=keepdim),
         "aten.mean.dim": lambda x, dim, keepdim=False: np.mean(x, _dims(dim), keepdims=keepdim),
         "aten.sum.dim_IntList": lambda x, dim, keepdim=False: np.sum(
@@ -308,10 +314,38 @@ def _cast(x, dtype=None, **_):
     return x if dtype is None else x.astype(_dtype(dtype))
 
 
-def _slice(x, dim=0, start=None, end=None, step=1):
+def _along(x, dim, start, end, step) -> tuple[slice, ...]:
     at = [slice(None)] * x.ndim
     at[dim] = slice(start, end, step)
-    return x[tuple(at)]
+    return tuple(at)
+
+
+def _slice(x, dim=0, start=None, end=None, step=1):
+    return x[_along(x, dim, start, end, step)]
+
+
+def _slice_scatter(x, part, dim=0, start=None, end=None, step=1):
+    return x.at[_along(x, dim, start, end, step)].set(part)
+
+
+def _as_strided(x, size, stride, offset=None):
+    # Strides of dimensions with one element mean nothing.
+    dense, expected = 1, []
+    for n in reversed(size):
+        expected.insert(0, dense)
+        dense *= n
+    fits = all(n == 1 or a == b for n, a, b in zip(size, stride, expected, strict=True))
+    if offset or dense != x.size or not fits:
+        raise RuntimeError("the peer in JAX has no views with strides")
+    return x.reshape(size)
+
+
+def _embedding_bag(table, rows, offsets, _scaled=False, mode=0, *_, **__):
+    if mode != 0:
+        raise RuntimeError("the peer in JAX has sums of embeddings only")
+    bag = _jax().numpy.searchsorted(offsets, _jax().numpy.arange(rows.size), side="right") - 1
+    sums = _jax().ops.segment_sum(table[rows], bag, offsets.size, indices_are_sorted=True)
+    return sums, None, None, None
 
 
 def _pad(x, widths, value=0.0):
