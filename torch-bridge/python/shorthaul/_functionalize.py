@@ -20,8 +20,20 @@ from torch.utils import _pytree as pytree
 from ._errors import Refused
 from ._origins import source_node
 
-#: Operators in place whose out-of-place form has another overload of the same arguments.
-_RENAMED = {"bernoulli_.float": "p"}
+#: Operators in place whose form out of place has another name, with the same arguments.
+_OUT_OF_PLACE = {
+    torch.ops.aten.bernoulli_.float: torch.ops.aten.bernoulli.p,
+    torch.ops.aten.normal_.default: torch.ops.aten.normal_functional.default,
+}
+
+
+def out_of_place(operator: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """The operator of PyTorch's that gives what ``operator`` writes into its first operand."""
+    if operator in _OUT_OF_PLACE:
+        return _OUT_OF_PLACE[operator]
+    name = operator._schema.name.removeprefix("aten::")
+    packet = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") else None
+    return getattr(packet, operator._overloadname, None)
 
 
 @dataclass(frozen=True)
@@ -170,17 +182,11 @@ def _append_batch_norm(functional: Functional, node: fx.Node) -> None:
 def _append_in_place(functional: Functional, node: fx.Node, aliases: _Aliases) -> bool:
     """before  y = relu_(x)   after  y = relu(x), and x means y from here on."""
     written = [i for i, argument in enumerate(node.target._schema.arguments) if argument.is_write]
-    name = node.target._schema.name.split("::")[1]
-    if written != [0] or not name.endswith("_") or not aliases.is_private(node.args[0], node):
-        return False
-    packet = getattr(torch.ops.aten, name[:-1], None)
-    overload = _RENAMED.get(f"{name}.{node.target._overloadname}", node.target._overloadname)
-    if packet is None or overload not in packet.overloads():
+    operator = out_of_place(node.target)
+    if written != [0] or operator is None or not aliases.is_private(node.args[0], node):
         return False
     args = _bind(functional, node)
-    functional.nodes.append(
-        FunctionalNode(node, f"aten.{name[:-1]}.{overload}", args, _values(node), True)
-    )
+    functional.nodes.append(FunctionalNode(node, str(operator), args, _values(node), True))
     _write(functional, node.args[0], Ref(node))
     return True
 

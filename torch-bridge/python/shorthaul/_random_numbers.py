@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from . import _decompositions, _recurrent
 from ._draws import DRAW
 from ._errors import ShorthaulError
+from ._functionalize import out_of_place
 
 aten = torch.ops.aten
 
@@ -46,9 +47,6 @@ _CALLS = {
     aten.randn.default: ("normal", aten.empty.memory_format),
     aten.randn_like.default: ("normal", aten.empty_like.default),
 }
-
-#: Operators that draw in place whose out-of-place form has another name.
-_OUT_OF_PLACE = {"normal_": "normal_functional"}
 
 #: How many streams of uniform numbers a place takes.
 _STREAMS = {"normal": 2}
@@ -205,9 +203,7 @@ class DrawnAgain(TorchDispatchMode):
         schema = func._schema
         in_place = schema.is_mutable and schema.name.endswith("_")
         if in_place:
-            name = schema.name.removeprefix("aten::")
-            packet = getattr(aten, _OUT_OF_PLACE.get(name, name[:-1]), None)
-            func = getattr(packet, schema.overload_name or "default", None)
+            func = out_of_place(func)
         rule = _decompositions.rule_for(func)
         with self:
             found = NotImplemented if rule is None else rule(*args, **kwargs)

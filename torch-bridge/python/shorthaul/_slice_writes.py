@@ -10,6 +10,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from ._functionalize import out_of_place
+
 aten = torch.ops.aten
 
 #: What puts a part back where these operators took it from.
@@ -47,15 +49,9 @@ def _written(node: fx.Node) -> fx.Node | None:
         return None
     schema = node.target._schema
     writes = [i for i, argument in enumerate(schema.arguments) if argument.is_write]
-    if writes != [0] or _out_of_place(node) is None or not isinstance(node.args[0], fx.Node):
+    if writes != [0] or out_of_place(node.target) is None or not isinstance(node.args[0], fx.Node):
         return None
     return node.args[0]
-
-
-def _out_of_place(node: fx.Node) -> torch._ops.OpOverload | None:
-    name = node.target._schema.name.split("::")[1]
-    packet = getattr(aten, name[:-1], None) if name.endswith("_") else None
-    return getattr(packet, node.target._overloadname, None)
 
 
 class _Names:
@@ -106,7 +102,7 @@ def _spell_out(node: fx.Node, base: fx.Node, views: list[fx.Node], names: _Names
         return new
 
     with graph.inserting_before(node):
-        value = made(_out_of_place(node), node.args, node.args[0], node.kwargs)
+        value = made(out_of_place(node.target), node.args, node.args[0], node.kwargs)
         for view in views:
             around = view.args[0]
             args = (around, value, *view.args[1:])
