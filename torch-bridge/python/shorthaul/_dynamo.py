@@ -52,7 +52,7 @@ from ._errors import (
 from ._errors import Refused as RefusedNodes
 from ._inner_gradients import unless_hooked, with_gradients_inside, write_out_gradients
 from ._nodes import is_operand_itself, value_of
-from ._older_tracers import drop_idle_dropouts
+from ._older_tracers import call_backend_init, drop_idle_dropouts
 from ._origins import SOURCE, module_path, source_of
 from ._partition import (
     Ambient,
@@ -64,7 +64,6 @@ from ._partition import (
 )
 from ._place import BACKENDS
 from ._pytorch_names import ABSENT, REPLACED, PassingError, dict_keys_guard, wrapped_by
-from ._pytorch_version import VERSION
 from ._recipe import check_budget, text_of
 from ._region import Region
 from ._rewrites import simplify, take_views
@@ -212,16 +211,6 @@ def make_guards_complete() -> None:
 shorthaul._dynamo_backend_init = make_guards_complete
 
 
-@contextlib.contextmanager
-def _with_complete_guards() -> Iterator[None]:
-    make_guards_complete()
-    yield
-
-
-if VERSION < (2, 15):  # There Dynamo does not call `_dynamo_backend_init`.
-    shorthaul.backend_ctx_ctor = _with_complete_guards
-
-
 def _is_ours(compiler) -> bool:
     """Whether a compiler of Dynamo's, in whatever wrappers, is Shorthaul's."""
     while compiler is not None and compiler is not shorthaul:
@@ -229,6 +218,9 @@ def _is_ours(compiler) -> bool:
             return True
         compiler = wrapped_by(compiler)
     return compiler is shorthaul
+
+
+call_backend_init(_is_ours, make_guards_complete)
 
 
 def guard_global_hooks() -> None:

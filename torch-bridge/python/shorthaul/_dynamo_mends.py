@@ -34,7 +34,7 @@ from torch._dynamo.variables import torch as torch_functions
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 
-from . import _custom_functions, _dynamo_warnings, _older_tracers, _recurrent
+from . import _custom_functions, _dynamo_warnings, _numpy_scalars, _older_tracers, _recurrent
 from ._errors import FallbackWarning
 from ._pytorch_names import IDENTITY_MODULES, unimplemented
 from ._pytorch_version import VERSION
@@ -58,6 +58,7 @@ def apply(is_ours: Callable[[object], bool]) -> None:
         _leave_breaks_to_warnings,
         _break_at_padding,
         _break_at_other_memory,
+        _numpy_scalars.count_as_numbers,
         _trace_covariances,
         _trace_type_checks,
         _trace_masks_of_transformers,

@@ -44,6 +44,21 @@ from ._pytorch_version import VERSION
 IsOurs = Callable[[object], bool]
 
 
+def call_backend_init(is_ours: IsOurs, init: Callable[[], None]) -> None:
+    """Lets ``torch.compile`` call ``init`` before it traces anything, as newer versions do."""
+    if hasattr(torch._TorchCompileWrapper, "_dynamo_backend_init"):
+        return
+    original = torch._dynamo.optimize
+
+    @functools.wraps(original)
+    def optimize(*args, **kwargs):
+        if is_ours(args[0] if args else kwargs.get("backend")):
+            init()
+        return original(*args, **kwargs)
+
+    torch._dynamo.optimize = optimize
+
+
 def let_errors_pass(is_ours: IsOurs) -> None:
     """before  ``BackendCompilerFailed`` around an error   after  the error, if it asks for it"""
     original = OutputGraph.call_user_compiler
