@@ -11,9 +11,9 @@ use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a thread spins at a barrier before it sleeps; waking costs about 50 µs, so that no wait takes more than
-/// twice its time. Longer spins are not faster on an idle machine. On a busy one, they use up the time slice of a
-/// thread while its partner waits for a core: beside other programs, a step with 2 ms took 7 times as long.
+/// How long a thread spins at a barrier before it sleeps. Waking costs as much again. Longer spins gained nothing on an
+/// idle machine of two processors. On a busy one, they use up the time slice of a thread while its partner waits for a
+/// core; a step then takes many times as long.
 const BARRIER_SPIN: Duration = Duration::from_micros(50);
 /// The same for a thread that yields its core between looks.
 const YIELDING_SPIN: Duration = Duration::from_micros(200);

@@ -176,8 +176,8 @@ const OPTIMIZE_WITH_GCC: &[&str] = &[
     "-fpeel-loops",
     // Processors that run instructions out of order need no second scheduling.
     "-fno-schedule-insns2",
-    // In `pow(x < 0 ? 0 : x, y)`, they compute parts of the power apart for the constant and jump past what is known of
-    // it; a loop with the branches that remain is not vectorized.
+    // For `pow(x < 0 ? 0 : x, y)`, both make a branch of its own for the constant 0. A loop with such a branch is not
+    // vectorized.
     "-fno-tree-pre",
     "-fno-thread-jumps",
 ];

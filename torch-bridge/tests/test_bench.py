@@ -18,6 +18,7 @@ from shorthaul.bench import (
     accuracy,
     jax_peer,
     onnxruntime_peer,
+    options,
     separate,
     timing,
 )
@@ -289,6 +290,10 @@ def test_a_peer_that_crashes_alone_too_is_left_out(monkeypatch, capsys):
     assert "without Shorthaul, channels_last ends so too: measured again without" in said
 
 
+#: The entries of AdamW's state that are moments of gradients.
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
 def _small(name, mode="train"):
     setting = Setting(name, 2, len(os.sched_getaffinity(0)), mode=mode, small=True)
     return setting, without_dropout(model_of(setting)), inputs_of(setting)
@@ -352,6 +357,28 @@ def test_other_peers_update_parameters_as_eager_does(peer, optimizer):
         difference = np.linalg.norm(value - before[name].numpy() - change)
         # AdamW divides by gradients, and those close to 0 are rounding errors.
         assert difference <= 0.02 * np.linalg.norm(change), name
+
+
+def test_the_update_in_jax_is_pytorchs(monkeypatch):
+    monkeypatch.setitem(options.OPTIMIZERS, "adamw", 0.1)
+    parameter = nn.Parameter(torch.randn(32))
+    updates = torch.optim.AdamW([parameter], lr=0.1)
+    found = [jax_peer.to_jax(x) for x in (parameter, torch.zeros(32), torch.zeros(32))]
+    for step in range(1, 6):
+        parameter.grad = torch.randn(32)
+        gradient = jax_peer.to_jax(parameter.grad)
+        updates.step()
+        found = jax_peer._adamw(found[0], gradient, found[1:], float(step))
+    state = updates.state[parameter]
+    for own, theirs in zip(found, (parameter, *(state[n] for n in MOMENTS)), strict=True):
+        np.testing.assert_allclose(own, theirs.detach().numpy(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["efficientnet_b0", "swin_t"])
+def test_the_peer_in_jax_has_operators_of_random_depth_and_windows(name):
+    setting, model, inputs = _small(name, "forward")
+    exported = torch.export.export(model.train(), inputs, strict=False).run_decompositions()
+    jax_peer.Translated(exported)
 
 
 def test_other_peers_say_what_they_cannot_measure():

@@ -199,3 +199,26 @@ def test_operators_with_several_results_draw_numbers_of_their_own():
     first, second = shorthaul.module(Dropped())(torch.ones(64, 64))
     same = ((first == 0) == (second == 0)).float().mean().item()
     assert 0.4 < same < 0.6
+
+
+def test_numbers_drawn_into_slices():
+    def function(x):
+        mask, noise = torch.full((4, 6), 7.0), torch.full((4, 6), 7.0)
+        mask[:2].bernoulli_()
+        mask[2:].bernoulli_(0.25)
+        noise[1].normal_()
+        return x * 0 + mask, x * 0 + noise
+
+    mask, noise = shorthaul.module(Model(function), fallback="error")(torch.randn(4, 6))
+    assert mask.unique().tolist() == [0.0, 1.0]
+    assert (noise != 7.0).any(1).tolist() == [False, True, False, False]
+
+
+def test_a_transposed_view_that_nothing_reads_is_no_write():
+    def function(x):
+        y = x + torch.zeros(2, 3, 3)
+        y[0].t_()
+        return y
+
+    x = torch.randn(2, 3, 3)
+    torch.testing.assert_close(shorthaul.module(Model(function))(x), function(x))

@@ -2,6 +2,8 @@
 
 import gc
 import random
+import subprocess
+import sys
 import warnings
 import weakref
 
@@ -212,3 +214,19 @@ def test_a_whole_graph_with_a_random_number_is_right_or_an_error():
     random.seed(1)
     for result in found:
         torch.testing.assert_close(result, x * random.random())
+
+
+@pytest.mark.parametrize("name", ["torch.compile", "torch._dynamo.optimize"])
+def test_the_first_trace_of_a_process_is_guarded(name):
+    made = {"torch.compile": "torch.compile(loss, backend='shorthaul')"}
+    made["torch._dynamo.optimize"] = "torch._dynamo.optimize('shorthaul')(loss)"
+    program = f"""
+import numpy, torch
+def loss(x):
+    return x.sum() * numpy.sqrt(2)
+print({made[name]}(torch.ones(3)).dtype)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "torch.float32"

@@ -29,6 +29,8 @@ _OUT_OF_PLACE = {
 
 def out_of_place(operator: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
     """The operator of PyTorch's that gives what ``operator`` writes into its first operand."""
+    if torch.Tag.inplace_view in operator.tags:  # It writes shapes, no elements.
+        return None
     if operator in _OUT_OF_PLACE:
         return _OUT_OF_PLACE[operator]
     name = operator._schema.name.removeprefix("aten::")

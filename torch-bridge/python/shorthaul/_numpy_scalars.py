@@ -8,6 +8,7 @@ and the conversion in front of an operator. Arrays of NumPy stay tensors, as in 
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 
 import torch
@@ -18,16 +19,29 @@ from torch._dynamo.variables import builder
 #: Marks a graph's input that is a scalar of NumPy's.
 _SCALAR = "shorthaul_numpy_scalar"
 
-#: Operators whose operands decide the type of their result.
-_PROMOTING = frozenset(
+#: Operators whose operands decide in which type they compute.
+_NAMES = (
     "add sub mul div truediv floordiv mod pow rsub subtract multiply divide true_divide "
-    "floor_divide remainder fmod clamp clamp_min clamp_max clip where".split()
+    "floor_divide remainder fmod clamp clamp_min clamp_max clip where xlogy copysign lt le gt ge "
+    "eq ne and_ or_ xor lshift rshift bitwise_and bitwise_or bitwise_xor"
+).split()
+_METHODS = frozenset(_NAMES)
+_FUNCTIONS = frozenset(
+    getattr(module, name)
+    for module in (operator, torch)
+    for name in _NAMES
+    if hasattr(module, name)
 )
 
 #: NumPy's functions whose result is an array even without dimensions.
 _ARRAYS = frozenset(
     "array asarray asanyarray ascontiguousarray zeros ones empty full zeros_like ones_like "
-    "empty_like full_like copy reshape squeeze view transpose ravel broadcast_to".split()
+    "empty_like full_like reshape squeeze view transpose ravel broadcast_to where cov".split()
+)
+
+#: Those whose result is a scalar if the first operand is one; attributes are such functions too.
+_AS_OPERAND = frozenset(
+    "astype copy iadd isub imul itruediv ifloordiv imod ipow iand ior ixor".split()
 )
 
 _NUMPY = (utils.numpy_to_tensor_wrapper, utils.numpy_method_wrapper, utils.numpy_operator_wrapper)
@@ -59,10 +73,8 @@ def count_as_numbers(is_ours: Callable[[object], bool]) -> None:
 
 def _convert_scalars(node: fx.Node) -> None:
     """Gives each scalar that ``node`` reads the type that the result has in eager."""
-    if (
-        getattr(node.target, "__name__", node.target) not in _PROMOTING
-        or "example_value" in node.meta
-    ):
+    known = _METHODS if node.op == "call_method" else _FUNCTIONS
+    if node.target not in known or "example_value" in node.meta:
         return
     scalars = [operand for operand in node.all_input_nodes if _is_scalar(operand)]
     values = (
@@ -100,9 +112,22 @@ def _is_scalar(node: fx.Node) -> bool:
     value = node.meta.get("example_value")
     if not isinstance(value, torch.Tensor) or value.dim() > 0:
         return False
-    is_numpys = isinstance(node.target, _NUMPY) or node.target is utils.numpy_attr_wrapper
+    if node.meta.get(_SCALAR, False):
+        return True
+    if node.target is operator.getitem:
+        return _is_numpys(node.args[0])
+    if not _is_numpys(node):
+        return False
     name = getattr(node.target, "__name__", "").removeprefix("wrapped_")
-    return node.meta.get(_SCALAR, False) or (is_numpys and name not in _ARRAYS)
+    if name in _AS_OPERAND or node.target is utils.numpy_attr_wrapper:
+        return isinstance(node.args[0], fx.Node) and _is_scalar(node.args[0])
+    return name not in _ARRAYS
+
+
+def _is_numpys(node: fx.Node) -> bool:
+    if node.target is operator.getitem:
+        return isinstance(node.args[0], fx.Node) and _is_numpys(node.args[0])
+    return isinstance(node.target, _NUMPY) or node.target is utils.numpy_attr_wrapper
 
 
 __all__ = ["count_as_numbers"]

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import torch
 from torch import fx
-from torch._dynamo import config
+from torch._dynamo import config, eval_frame
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.output_graph import OutputGraph
@@ -48,15 +48,16 @@ def call_backend_init(is_ours: IsOurs, init: Callable[[], None]) -> None:
     """Lets ``torch.compile`` call ``init`` before it traces anything, as newer versions do."""
     if hasattr(torch._TorchCompileWrapper, "_dynamo_backend_init"):
         return
-    original = torch._dynamo.optimize
+    original = eval_frame.get_compiler_fn
 
     @functools.wraps(original)
-    def optimize(*args, **kwargs):
-        if is_ours(args[0] if args else kwargs.get("backend")):
+    def get_compiler_fn(*args, **kwargs):
+        found = original(*args, **kwargs)
+        if is_ours(found):
             init()
-        return original(*args, **kwargs)
+        return found
 
-    torch._dynamo.optimize = optimize
+    eval_frame.get_compiler_fn = get_compiler_fn
 
 
 def let_errors_pass(is_ours: IsOurs) -> None:

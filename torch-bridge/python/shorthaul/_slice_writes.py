@@ -91,6 +91,13 @@ def _memories(node: fx.Node) -> set[int]:
     return {leaf.untyped_storage()._cdata for leaf in leaves if isinstance(leaf, torch.Tensor)}
 
 
+def _with_defaults(node: fx.Node) -> tuple:
+    """The operands, with the defaults that a graph leaves out: the other form may have none."""
+    places = [place for place in node.target._schema.arguments if not place.kwarg_only]
+    left_out = (p for p in places[len(node.args) :] if p.name not in node.kwargs)
+    return *node.args, *(p.default_value for p in left_out)
+
+
 def _spell_out(node: fx.Node, base: fx.Node, views: list[fx.Node], names: _Names) -> None:
     graph, position, mode = node.graph, names.position, base.meta["val"].fake_mode
 
@@ -102,7 +109,7 @@ def _spell_out(node: fx.Node, base: fx.Node, views: list[fx.Node], names: _Names
         return new
 
     with graph.inserting_before(node):
-        value = made(out_of_place(node.target), node.args, node.args[0], node.kwargs)
+        value = made(out_of_place(node.target), _with_defaults(node), node.args[0], node.kwargs)
         for view in views:
             around = view.args[0]
             args = (around, value, *view.args[1:])

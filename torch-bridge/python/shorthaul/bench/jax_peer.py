@@ -1,7 +1,7 @@
 """JAX as a peer: the same training step, traced by PyTorch and compiled by XLA.
 
 Owns the translation of a step's graph of core ATen operators to ``jax.numpy``. It knows the
-operators of most networks of the bench, and an error names those that it lacks. JAX is imported
+operators of the networks of the bench, and an error names those that it lacks. JAX is imported
 only when it is asked for. It uses as many threads as the process has processors, and draws its own
 random numbers.
 """
@@ -89,7 +89,10 @@ def _updates(
 
     def step(parameters, state, others, fed, key, at):
         (found, updated), gradients = differentiated(parameters, others, fed, key)
-        new = {n: update(x, gradients[n], [s[n] for s in state], at) for n, x in parameters.items()}
+        new = {}
+        for n, x in parameters.items():
+            results = update(x, gradients[n], [s[n] for s in state], at)
+            new[n] = [result.astype(x.dtype) for result in results]
         moments = tuple({n: new[n][1 + i] for n in new} for i in range(len(state)))
         return found, {n: new[n][0] for n in new}, moments, updated
 
@@ -109,17 +112,24 @@ def _updates(
     return run
 
 
+def _wide(*values: Any) -> list[Any]:
+    """In f32, in which PyTorch's fused updates compute."""
+    return [x.astype("float32") for x in values]
+
+
 def _sgd(x, gradient, state, _at):
     """A parameter and its momentum after a step of ``torch.optim.SGD``."""
-    momentum = MOMENTUM * state[0] + gradient
+    x, gradient, momentum = _wide(x, gradient, state[0])
+    momentum = MOMENTUM * momentum + gradient
     return x - OPTIMIZERS["sgd"] * momentum, momentum
 
 
 def _adamw(x, gradient, state, at):
     """A parameter and its two moments after ``torch.optim.AdamW``; ``at`` counts steps from 1."""
     rate, decay, first, second, epsilon = OPTIMIZERS["adamw"], 1e-2, 0.9, 0.999, 1e-8
-    mean = first * state[0] + (1 - first) * gradient
-    square = second * state[1] + (1 - second) * gradient * gradient
+    x, gradient, mean, square = _wide(x, gradient, *state)
+    mean = first * mean + (1 - first) * gradient
+    square = second * square + (1 - second) * gradient * gradient
     corrected = _jax().numpy.sqrt(square / (1 - second**at)) + epsilon
     return (1 - rate * decay) * x - rate / (1 - first**at) * mean / corrected, mean, square
 
@@ -142,6 +152,10 @@ class Translated:
         missing -= self._operators.keys()
         if missing:
             raise RuntimeError(f"the peer in JAX lacks {', '.join(sorted(missing))}")
+        # JAX's arrays have no strides: only memory in the order of the elements can be read.
+        strided = [n for n in self._nodes if str(n.target) == "aten.as_strided.default"]
+        if not all(n.args[0].meta["val"].is_contiguous() for n in strided):
+            raise RuntimeError("the peer in JAX has no views of transposed memory")
 
     def split_state(self) -> tuple[dict, dict]:
         """Parameters, and buffers with constants, by name."""
@@ -269,7 +283,7 @@ def _operators() -> dict[str, Callable]:
         "aten.arange.start_step": lambda start, stop, step=1, dtype=None, **_: np.arange(
             start, stop, step, _dtype(dtype)
         ),
-        # What fills it follows.
+        # The operator that fills it comes next.
         "aten.empty.memory_format": lambda size, dtype=None, **_: np.zeros(size, _dtype(dtype)),
         "aten.any.dim": lambda x, dim, keepdim=False: np.any(x, dim, keepdims=keepdim),
         "aten.mean.dim": lambda x, dim, keepdim=False: np.mean(x, _dims(dim), keepdims=keepdim),
@@ -340,9 +354,9 @@ def _as_strided(x, size, stride, offset=None):
     return x.reshape(size)
 
 
-def _embedding_bag(table, rows, offsets, _scaled=False, mode=0, *_, **__):
-    if mode != 0:
-        raise RuntimeError("the peer in JAX has sums of embeddings only")
+def _embedding_bag(table, rows, offsets, scaled=False, mode=0, sparse=False, *others, **named):
+    if scaled or mode or sparse or others or named:
+        raise RuntimeError("the peer in JAX has sums of embeddings without options only")
     bag = _jax().numpy.searchsorted(offsets, _jax().numpy.arange(rows.size), side="right") - 1
     sums = _jax().ops.segment_sum(table[rows], bag, offsets.size, indices_are_sorted=True)
     return sums, None, None, None

@@ -62,7 +62,7 @@ def _updates(
     Parameters and state stay in ONNX Runtime's memory.
     """
     own = {f"model.{name}": x.detach().numpy() for name, x in model.state_dict().items()}
-    given, batch = {}, iter(first)
+    given, batch = {}, []
     for place in session.get_inputs():
         if place.name == "lr":
             value = np.full(place.shape, rate, np.float32)
@@ -73,8 +73,11 @@ def _updates(
         elif place.name.rpartition(".")[0] in own:
             value = np.zeros(place.shape, np.float32)
         else:
-            value = next(batch)
-        given[place.name] = onnxruntime.OrtValue.ortvalue_from_numpy(value)
+            batch.append(place.name)
+            continue
+        given[place.name] = value
+    given |= dict(zip(batch, first, strict=True))
+    given = {n: onnxruntime.OrtValue.ortvalue_from_numpy(value) for n, value in given.items()}
     outputs = [place.name for place in session.get_outputs()]
 
     def step() -> dict[str, Any]:
