@@ -218,15 +218,16 @@ def test_a_whole_graph_with_a_random_number_is_right_or_an_error():
 
 @pytest.mark.parametrize("name", ["torch.compile", "torch._dynamo.optimize"])
 def test_the_first_trace_of_a_process_is_guarded(name):
-    made = {"torch.compile": "torch.compile(loss, backend='shorthaul')"}
-    made["torch._dynamo.optimize"] = "torch._dynamo.optimize('shorthaul')(loss)"
-    program = f"""
+    program = """
 import numpy, torch
 def loss(x):
     return x.sum() * numpy.sqrt(2)
-print({made[name]}(torch.ones(3)).dtype)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    if name == "torch.compile":
+        program += "compiled = torch.compile(loss, backend='shorthaul')\n"
+    else:
+        program += "import shorthaul\ncompiled = torch._dynamo.optimize('shorthaul')(loss)\n"
+    program += "print(compiled(torch.ones(3)).dtype)"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "torch.float32"
