@@ -8,7 +8,7 @@ SCALAR = np.float64(3.0)
 WHOLE = np.int64(3)
 ARRAY = np.array(1.5)
 SIZES = (10, 4)
-NEAR = np.float64(0.1)  # as float32 it is the tenth of a float32
+NEAR = np.float64(0.1)  # only in float32 a tenth of 1 is equal to it
 
 
 def _doubled(array):
@@ -16,7 +16,7 @@ def _doubled(array):
     return array
 
 
-def _halved_in_place(x):
+def _scaled_in_place(x):
     loss = x.sum()
     loss *= np.sqrt(2)
     return loss
@@ -42,7 +42,7 @@ CASES = {
     "an element of a list": lambda x: x.sum() * np.array([1.5, 2.5])[1],
     "elements of a list": lambda x: sum(x.sum() * w for w in np.array([1.5, 2.5])),
     "rows": lambda x: x / np.sqrt(3),
-    "in place": _halved_in_place,
+    "in place": _scaled_in_place,
     "an array": lambda x: x * (torch.arange(4) * ARRAY),
     "an array of the same type": lambda x: x * (torch.arange(4) * ARRAY.astype(np.float64)),
     "an array changed in place": lambda x: x * (torch.arange(4) * _doubled(np.array(1.5))),
