@@ -1,7 +1,8 @@
 typedef float NAME_v __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
 FUNCTIONS
 
-/* c[M, N] = a·b or, with `add`, c + a·b: element (m, k) of a is at m·row + k·column, rows of b and c are contiguous. */
+/* c[M, N] = a·b or, with `add`, c + a·b: element (m, k) of a is at m·row + k·column, rows of b and c are contiguous.
+ * The sum of a·b begins at 0: rounding errors of a block of terms stay small beside those of c. */
 static inline __attribute__((always_inline)) void NAME_tile(
     const int n_rows, const int n_vectors, const int add, long depth, const float *restrict a, long row, long column,
     const float *restrict b, long b_row, float *restrict c, long c_row) {
@@ -10,7 +11,7 @@ static inline __attribute__((always_inline)) void NAME_tile(
   for (int i = 0; i < n_rows; ++i)
 #pragma GCC unroll 16
     for (int j = 0; j < n_vectors; ++j)
-      sums[i][j] = add ? *(const NAME_v *)(c + i * c_row + j * LANES) : (NAME_v){0};
+      sums[i][j] = (NAME_v){0};
   for (long k = 0; k < depth; ++k) {
     NAME_v columns[TILE_VECTORS];
 #pragma GCC unroll 16
@@ -24,7 +25,11 @@ static inline __attribute__((always_inline)) void NAME_tile(
 #pragma GCC unroll 16
   for (int i = 0; i < n_rows; ++i)
 #pragma GCC unroll 16
-    for (int j = 0; j < n_vectors; ++j) *(NAME_v *)(c + i * c_row + j * LANES) = sums[i][j];
+    for (int j = 0; j < n_vectors; ++j) {
+      NAME_v *const own = (NAME_v *)(c + i * c_row + j * LANES);
+      if (add) sums[i][j] += *own;
+      *own = sums[i][j];
+    }
 }
 
 static inline __attribute__((always_inline)) void NAME_panel(
@@ -55,7 +60,8 @@ static __attribute__((noinline)) void NAME_set(
 }
 static __attribute__((noinline)) void NAME_add(
     long m, long n, long depth, const float *a, long row, const float *b, long b_row, float *c, long c_row) {
-  NAME_product(1, m, n, depth, a, row, 1, b, b_row, c, c_row);
+  for (long k = 0; k < depth; k += TERMS)
+    NAME_product(1, m, n, depth - k < TERMS ? depth - k : TERMS, a + k, row, 1, b + k * b_row, b_row, c, c_row);
 }
 static __attribute__((noinline)) void NAME_add_turned(
     long m, long n, long depth, const float *a, long row, const float *b, long b_row, float *c, long c_row) {

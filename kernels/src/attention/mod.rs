@@ -29,6 +29,8 @@ const BLOCK: i64 = 512;
 const CHUNK: i64 = 512;
 /// Rows whose scores with a block are in the cache at one time.
 const STRIP: i64 = 64;
+/// Terms that are summed before they are added to the sum of all: rounding errors grow with the terms of a sum.
+const TERMS: i64 = 128;
 
 /// What surrounds the text of one node.
 #[derive(Clone, Debug, PartialEq)]
@@ -326,6 +328,7 @@ impl Attention {
             ("BLOCK".into(), number(BLOCK)),
             ("CHUNK".into(), number(CHUNK)),
             ("STRIP".into(), number(STRIP)),
+            ("TERMS".into(), number(TERMS)),
             ("ROWS".into(), number(rows)),
             ("COLUMNS".into(), number(columns)),
             ("DEPTH".into(), number(depth)),
