@@ -6,6 +6,7 @@ import functools
 import io
 import json
 import logging
+import random
 import subprocess
 import sys
 import warnings
@@ -19,6 +20,7 @@ from shorthaul import _dynamo, _dynamo_mends, _functional_graph, _native, _regio
 from shorthaul._changes import what_changed, why_broken
 from shorthaul._errors import InternalError, first_line
 from shorthaul._frames import FrameCompiler
+from shorthaul._guard_names import as_written
 from shorthaul._pytorch_version import VERSION
 from shorthaul.module import runner_of
 from torch import nn
@@ -157,6 +159,41 @@ def test_a_break_is_said_in_plain_words_and_once():
     assert "(a tensor's value becomes a Python number)" in ours
     assert "capture_scalar_outputs" not in ours
     assert "capture_scalar_outputs" in said_by("eager")
+
+
+class Drawing(nn.Module):
+    """A branch at Python's random numbers, or at a tensor beside one."""
+
+    def __init__(self, at_tensor: bool):
+        super().__init__()
+        self.at_tensor = at_tensor
+
+    def forward(self, x):
+        y = x * random.random()
+        if y.sum() > 0 if self.at_tensor else random.random() < 0.5:
+            y = y + 1
+        return y * 2
+
+
+@pytest.mark.parametrize(
+    ("at_tensor", "what"), [(False, "a random number"), (True, "a tensor's values")]
+)
+def test_a_branch_at_a_random_number_is_said_as_one(at_tensor, what):
+    with pytest.warns(shorthaul.FallbackWarning, match=f"a branch depends on {what}"):
+        shorthaul.module(Drawing(at_tensor))(torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("L['self']._modules['fc'].weight", "`self.fc.weight`"),
+        ("___stack0", "an intermediate value"),
+        ("___stack0[1].size()[0]", "`[1].shape[0]` of an intermediate value"),
+        ("L['f'].__closure__[0].cell_contents", "a variable of a function around it"),
+    ],
+)
+def test_values_have_the_names_of_their_owner(name, written):
+    assert as_written(name) == written
 
 
 def test_a_model_that_breaks_as_a_whole_says_why():

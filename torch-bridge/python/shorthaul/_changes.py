@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 from torch._guards import CompileContext
 
 from ._guard_names import as_written, of_wrapper, place_of
@@ -92,10 +93,28 @@ def _clause_of(said: str, closed_over: str) -> str:
     return _unknown(said)
 
 
-def why_broken(reason: str) -> str:
-    """The reason of a graph break as a clause: ``a tensor's value becomes a Python number``."""
+def why_broken(reason: str, graph: fx.Graph | None = None) -> str:
+    """The reason of a graph break as a clause: ``a tensor's value becomes a Python number``.
+
+    ``graph`` is what was traced before the break.
+    """
     said = reason.lower()
+    if said.startswith("generic_jump") and graph is not None and _returns_random_number(graph):
+        return "a branch depends on a random number"
     return next((clause for start, clause in _BREAKS.items() if said.startswith(start)), reason)
+
+
+def _returns_random_number(graph: fx.Graph) -> bool:
+    """Whether a result is made of numbers that Python drew (``random.random()``) alone."""
+    results = next(n for n in graph.nodes if n.op == "output").all_input_nodes
+    drawn: dict[fx.Node, bool] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            drawn[node] = node.name.startswith("random_value_")
+        else:
+            inputs = node.all_input_nodes
+            drawn[node] = bool(inputs) and all(drawn[i] for i in inputs)
+    return any(drawn[n] for n in results)
 
 
 def _unknown(said: str) -> str:

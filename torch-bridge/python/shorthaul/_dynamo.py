@@ -373,7 +373,7 @@ class GraphCompiler:
             return
         frame = why.user_stack[-1] if why.user_stack else None
         where = f" at {frame.filename}:{frame.lineno}: `{frame.line}`" if frame else ""
-        reason = why_broken(first_line(why.reason))
+        reason = why_broken(first_line(why.reason), graph_module.graph)
         self._say_or_refuse(
             f"{self.name} is compiled in several parts: Python runs between them{where} ({reason})"
         )

@@ -34,6 +34,8 @@ _REWRITES = (
     (r"[\w.]+\.__closure__\[\d+\]\.cell_contents", "a variable of a function around it"),
     (r"\b___?stack\d+\b", "an intermediate value"),
 )
+#: Descriptions in those rewrites.
+_UNNAMED = "a variable of a function around it|an intermediate value"
 
 
 def as_written(name: str) -> str:
@@ -44,6 +46,11 @@ def as_written(name: str) -> str:
         before = name
         for pattern, replacement in _REWRITES:
             name = re.sub(pattern, replacement, name)
+    # What is not a name stands without backticks, and so does what is a part of it.
+    described = re.match(rf"({_UNNAMED})(.*)$", name, re.DOTALL)
+    if described:
+        part = described[2].lstrip(".")
+        return f"`{part}` of {described[1]}" if part else described[1]
     return f"`{name}`"
 
 
