@@ -430,7 +430,7 @@ impl Made {
         Ok(())
     }
 
-    /// Drops the inputs that are seeds of dropout: an ONNX runtime has seeds of its own.
+    /// Drops the inputs that are seeds of random numbers: an ONNX runtime has seeds of its own.
     fn drop_seeds(&mut self) {
         let (mut seeds, mut read) = (BTreeSet::new(), BTreeSet::new());
         for node in self.graph.single_state().into_iter().flat_map(|s| &s.nodes) {
@@ -439,6 +439,15 @@ impl Made {
                     seeds.extend(l.inputs.get(1).copied().flatten());
                     read.extend(l.inputs.first().copied().flatten());
                 }
+                NodeKind::Library(l) if l.op == "elementwise" => {
+                    let of_seeds = l.attrs.get("expr").map_or_else(BTreeSet::new, seeds_of);
+                    for (i, input) in l.inputs.iter().enumerate() {
+                        match of_seeds.contains(&i) {
+                            true => seeds.extend(*input),
+                            false => read.extend(*input),
+                        }
+                    }
+                }
                 _ => read.extend(node.reads()),
             }
         }
@@ -446,6 +455,26 @@ impl Made {
             .inputs
             .retain(|id| read.contains(id) || !seeds.contains(id));
     }
+}
+
+/// The operands of an expression that occur as keys of random numbers only.
+fn seeds_of(expr: &Attr) -> BTreeSet<usize> {
+    fn read(e: &Expr, inputs: &mut BTreeSet<usize>) {
+        match e {
+            Expr::Uniform(_, counter) => read(counter, inputs),
+            Expr::In(i) => {
+                inputs.insert(*i);
+            }
+            _ => e.children().for_each(|child| read(child, inputs)),
+        }
+    }
+    let Attr::Expr(expr) = expr else {
+        return BTreeSet::new();
+    };
+    let mut others = BTreeSet::new();
+    read(expr, &mut others);
+    let all = expr.inputs().into_iter();
+    all.filter(|i| !others.contains(i)).collect()
 }
 
 fn already(name: &str) -> TrainingGraphError {

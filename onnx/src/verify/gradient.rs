@@ -201,7 +201,7 @@ pub fn check_gradients(
     let run = |unmasked: bool| -> Result<(Tried, Option<f64>, f64), GradientError> {
         let mut point = Point::find(training, (&sampler, &exact), original, unmasked)?;
         if held.is_some() {
-            point.run.push_str(", masks of Dropout held");
+            point.run.push_str(", random numbers held");
         }
         let same = original.filter(|o| o.same_form);
         let loss = same.map(|o| point.loss_error(o.objective));

@@ -1,20 +1,21 @@
-//! Dropout with masks that stay: what is dropped follows from positions, not from chance.
+//! Random numbers that stay: they follow from positions, not from chance.
 //!
-//! A training graph draws a mask in the forward pass and uses it in the backward pass. With a mask that is
-//! the same in every run its loss is a function, whose gradients can be tried as those of any other. A pseudo-random
-//! number in [0, 1) is made of each element's position, and the element is kept if the number is at least the ratio.
+//! A training graph draws a mask of Dropout, or uniform numbers, in the forward pass and uses them in the backward pass.
+//! With numbers that are the same in every run its loss is a function, whose gradients can be tried as those of any
+//! other. A pseudo-random number in [0, 1) is made of each element's position; Dropout keeps an element if the number is
+//! at least the ratio.
 
 use crate::attributes::is_standard;
 use crate::proto::{AttributeProto, ModelProto, NodeProto};
 use crate::tensor::{Tensor, Values};
 
-/// The model with every Dropout of the graph that may draw replaced by its arithmetic with a mask that stays;
-/// `None` if it has none.
+/// The model with every Dropout of the graph that may draw, and every `RandomUniformLike`, replaced by arithmetic with
+/// numbers that stay; `None` if it has none.
 pub(super) fn held(model: &ModelProto) -> Option<ModelProto> {
     let graph = model.graph.as_ref()?;
     let draws = |node: &NodeProto| {
         let mode = node.input.get(2).is_some_and(|name| !name.is_empty());
-        node.op_type == "Dropout" && is_standard(node) && mode
+        is_standard(node) && (is_uniform(node) || (node.op_type == "Dropout" && mode))
     };
     if !graph.node.iter().any(draws) {
         return None;
@@ -26,7 +27,10 @@ pub(super) fn held(model: &ModelProto) -> Option<ModelProto> {
         match draws(&node) {
             true => {
                 let mut held = Held::new(&node, n_held);
-                held.write();
+                match is_uniform(&node) {
+                    true => held.write_uniform(),
+                    false => held.write_dropout(),
+                }
                 n_held += 1;
                 nodes.append(&mut held.nodes);
                 graph.initializer.extend(held.numbers);
@@ -38,10 +42,14 @@ pub(super) fn held(model: &ModelProto) -> Option<ModelProto> {
     Some(model)
 }
 
-/// What stands for one Dropout.
+fn is_uniform(node: &NodeProto) -> bool {
+    node.op_type == "RandomUniformLike"
+}
+
+/// What stands for one node that draws.
 struct Held<'n> {
-    dropout: &'n NodeProto,
-    /// How many came before it, so that each has another mask.
+    drawing: &'n NodeProto,
+    /// How many came before it, so that each has other numbers.
     at: usize,
     nodes: Vec<NodeProto>,
     numbers: Vec<crate::proto::TensorProto>,
@@ -49,9 +57,9 @@ struct Held<'n> {
 }
 
 impl<'n> Held<'n> {
-    fn new(dropout: &'n NodeProto, at: usize) -> Held<'n> {
+    fn new(drawing: &'n NodeProto, at: usize) -> Held<'n> {
         Held {
-            dropout,
+            drawing,
             at,
             nodes: Vec::new(),
             numbers: Vec::new(),
@@ -59,10 +67,10 @@ impl<'n> Held<'n> {
         }
     }
 
-    /// A value of this Dropout, by number; no name of a file has such a form.
+    /// A value of this node, by number; no name of a file has such a form.
     fn fresh(&mut self) -> String {
         self.n_names += 1;
-        format!("{}\u{1}held.{}", self.dropout.output[0], self.n_names)
+        format!("{}\u{1}held.{}", self.drawing.output[0], self.n_names)
     }
 
     fn number(&mut self, value: f64) -> String {
@@ -87,7 +95,7 @@ impl<'n> Held<'n> {
 
     fn node_as(&mut self, op: &str, inputs: &[&str], output: &str, list: Vec<AttributeProto>) {
         self.nodes.push(NodeProto {
-            name: self.dropout.name.clone(),
+            name: self.drawing.name.clone(),
             op_type: op.to_string(),
             input: inputs.iter().map(ToString::to_string).collect(),
             output: vec![output.to_string()],
@@ -97,8 +105,8 @@ impl<'n> Held<'n> {
     }
 
     /// `y = mask ? x · scale : 0`; nothing is dropped where the mode is not that of training.
-    fn write(&mut self) {
-        let dropout = self.dropout;
+    fn write_dropout(&mut self) {
+        let dropout = self.drawing;
         let (x, mode) = (&dropout.input[0], &dropout.input[2]);
         let ratio = match dropout.input[1].as_str() {
             "" => self.number(0.5),
@@ -121,9 +129,43 @@ impl<'n> Held<'n> {
         self.node_as("Where", &[&mask, &scaled, &zero], y, Vec::new());
     }
 
-    /// Whether each element of x is kept: by the fraction of `43758.5453 · sin(12.9898 · position)`, and the
-    /// first in any case, since gradients of what is dropped altogether say nothing.
+    /// `y = low + (high - low) · u`, in the type that the node asks for.
+    fn write_uniform(&mut self) {
+        let drawing = self.drawing;
+        let (x, y) = (&drawing.input[0], &drawing.output[0]);
+        let given = |name: &str| drawing.attribute.iter().find(|a| a.name == name);
+        let bound = |name: &str, usual: f32| given(name).and_then(|a| a.f).unwrap_or(usual);
+        let (low, high) = (bound("low", 0.0), bound("high", 1.0));
+        let (_, fraction) = self.fractions(x);
+        let range = self.number((high - low).into());
+        let low = self.number(low.into());
+        let part = self.node("Mul", &[&fraction, &range]);
+        let value = self.node("Add", &[&part, &low]);
+        let shape = self.node("Shape", &[x]);
+        let value = self.node("Reshape", &[&value, &shape]);
+        match given("dtype").and_then(|a| a.i) {
+            Some(to) => {
+                let to = crate::rewrite::patch::int("to", to);
+                self.node_as("Cast", &[&value], y, vec![to]);
+            }
+            None => self.node_as("CastLike", &[&value, x], y, Vec::new()),
+        }
+    }
+
+    /// Whether each element of x is kept. The first is kept in any case, since gradients of what is dropped altogether
+    /// say nothing.
     fn chosen(&mut self, x: &str, ratio: &str) -> String {
+        let (positions, fraction) = self.fractions(x);
+        let kept = self.node("GreaterOrEqual", &[&fraction, ratio]);
+        let zero = self.whole(0);
+        let first = self.node("Equal", &[&positions, &zero]);
+        let kept = self.node("Or", &[&kept, &first]);
+        let shape = self.node("Shape", &[x]);
+        self.node("Reshape", &[&kept, &shape])
+    }
+
+    /// The positions of x's elements in a row, and the fractions of `43758.5453 · sin(12.9898 · position)`.
+    fn fractions(&mut self, x: &str) -> (String, String) {
         let size = self.node("Size", &[x]);
         let (zero, one) = (self.whole(0), self.whole(1));
         let positions = self.node("Range", &[&zero, &size, &one]);
@@ -141,10 +183,6 @@ impl<'n> Held<'n> {
         let wide = self.node("Mul", &[&sine, &much]);
         let floor = self.node("Floor", &[&wide]);
         let fraction = self.node("Sub", &[&wide, &floor]);
-        let kept = self.node("GreaterOrEqual", &[&fraction, ratio]);
-        let first = self.node("Equal", &[&positions, &zero]);
-        let kept = self.node("Or", &[&kept, &first]);
-        let shape = self.node("Shape", &[x]);
-        self.node("Reshape", &[&kept, &shape])
+        (positions, fraction)
     }
 }

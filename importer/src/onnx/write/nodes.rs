@@ -27,6 +27,8 @@ pub(super) struct Nodes<'g> {
     pub(super) constants: Vec<TensorProto>,
     /// Masks of dropout by the id of the operator: the same mask in both passes.
     pub(super) masks: BTreeMap<i64, String>,
+    /// Uniform random numbers by their seeds: the name of their shape, and their own.
+    pub(super) drawn: BTreeMap<String, (String, String)>,
     /// Scalars computed from shapes, by their expression.
     pub(super) sizes: BTreeMap<String, String>,
     /// Shapes of values, as far as they are known.
@@ -52,6 +54,7 @@ impl<'g> Nodes<'g> {
             list: Vec::new(),
             constants: Vec::new(),
             masks: BTreeMap::new(),
+            drawn: BTreeMap::new(),
             sizes: BTreeMap::new(),
             shapes: BTreeMap::new(),
             readers: readers(graph),
@@ -170,7 +173,7 @@ impl<'g> Nodes<'g> {
     ) -> Vec<String> {
         let own = inputs.iter().map(ToString::to_string).collect();
         let key = (op.to_string(), own, encoded(attribute.clone()));
-        let is_random = op == "Dropout";
+        let is_random = matches!(op, "Dropout" | "RandomUniformLike");
         if let Some(known) = self.computed.get(&key).filter(|_| !is_random)
             && known.len() >= n_outputs
         {

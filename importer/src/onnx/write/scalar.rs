@@ -168,8 +168,9 @@ impl Nodes<'_> {
             Expr::In(i) => of.names[*i].clone(),
             Expr::Index(i) => self.positions(i, of)?,
             Expr::Cast(to, a) => self.expression(a, *to, of)?,
-            Expr::Uniform(..) => {
-                return Err(Refusal("random numbers exist as Dropout only".into()));
+            Expr::Uniform(key, counter) => self.uniform(key, counter, of)?,
+            Expr::Select(_, a, b) if a == b && of.extent(a) == of.shape.len() => {
+                return self.expression(a, dtype, of);
             }
             Expr::Unary(f, a) => {
                 let inner = match f {
@@ -410,6 +411,34 @@ impl Nodes<'_> {
             Binary::Atan2 => return Err(Refusal("the standard has no atan2".into())),
         };
         Ok(self.node(plain, &[a, b], Vec::new()))
+    }
+
+    /// A uniform number for each element of the result. An ONNX runtime draws its own, so they are drawn once and used
+    /// wherever the same numbers occur again.
+    fn uniform(&mut self, key: &Expr, counter: &Expr, of: &Operands) -> Result<String, Refusal> {
+        let var = |d: usize| SymExpr::symbol(Symbol::new(format!("i{d}")));
+        let row_major = (0..of.shape.len()).fold(SymExpr::constant(0), |at, d| {
+            at * of.shape[d].clone() + var(d)
+        });
+        if !matches!(counter, Expr::Index(at) if *at == row_major) {
+            return Err(Refusal(
+                "random numbers that are not drawn in the order of the result's elements".into(),
+            ));
+        }
+        let seeds: Vec<&String> = key.inputs().iter().map(|i| &of.names[*i]).collect();
+        let seeds = format!("{key:?} of {seeds:?}");
+        let sizes = self.shape(of.shape)?;
+        if let Some((known, value)) = self.drawn.get(&seeds) {
+            return match *known == sizes {
+                true => Ok(value.clone()),
+                false => Err(Refusal("the same random numbers in two shapes".into())),
+            };
+        }
+        let like = self.node("ConstantOfShape", &[&sizes], Vec::new());
+        let dtype = int("dtype", type_number(DType::F32).into());
+        let value = self.node("RandomUniformLike", &[&like], vec![dtype]);
+        self.drawn.insert(seeds, (sizes, value.clone()));
+        Ok(value)
     }
 
     /// A sum of positions and sizes, as i64 that broadcasts to the result's shape.

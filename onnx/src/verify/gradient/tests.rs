@@ -7,6 +7,7 @@ use super::{
 };
 use crate::element::Element;
 use crate::file::Model;
+use crate::proto::{AttributeProto, attribute_type};
 use crate::rewrite::patch::int;
 use crate::rewrite::trial::{Trial, real, reals};
 
@@ -356,6 +357,38 @@ fn dropout_is_tried_with_a_mask_that_stays() {
     let found = check_gradients(&made(2.0), None, &Options::default()).expect("right");
     assert!(found.run.contains("held"), "{found:?}");
     let wrong = check_gradients(&made(1.5), None, &Options::default());
+    assert!(
+        matches!(wrong, Err(GradientError::Gradient { .. })),
+        "{wrong:?}"
+    );
+}
+
+#[test]
+fn uniform_numbers_are_tried_as_ones_that_stay() {
+    let made = |wrong: f32| {
+        let made = Trial::new(17).input("x", "30 4").constant("w", reals(&[4]));
+        let made = made.constant("more", real(wrong)).ints("rows", &[0]);
+        let bounds = [("low", 0.5), ("high", 2.0)].map(|(name, f)| AttributeProto {
+            name: name.to_string(),
+            f: Some(f),
+            r#type: attribute_type::FLOAT,
+            ..Default::default()
+        });
+        let made = made
+            .node("m = Mul(x, w)")
+            .with("u = RandomUniformLike(m)", bounds.to_vec());
+        let made = made
+            .node("y = Mul(m, u)")
+            .with("loss = ReduceSum(y)", vec![int("keepdims", 0)]);
+        let made = made
+            .node("drawn = Add(u, more)")
+            .node("d = Mul(x, drawn)")
+            .with("w.grad = ReduceSum(d, rows)", vec![int("keepdims", 0)]);
+        made.output("loss", "").output("w.grad", "4").model()
+    };
+    let found = check_gradients(&made(0.0), None, &Options::default()).expect("right");
+    assert!(found.run.contains("held"), "{found:?}");
+    let wrong = check_gradients(&made(0.1), None, &Options::default());
     assert!(
         matches!(wrong, Err(GradientError::Gradient { .. })),
         "{wrong:?}"
