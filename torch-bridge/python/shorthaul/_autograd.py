@@ -66,11 +66,21 @@ def run(
     if not is_differentiable:
         outputs, state, _ = forward(program, inputs)
         return outputs, state
-    outputs = (_Passes.apply if _has_transforms() else _apply)(program, *inputs)
+    is_transformed = _has_transforms()
+    outputs = (_Passes.apply if is_transformed else _apply)(program, *inputs)
+    state = None
     if program.state_bytes:
         *outputs, state = outputs
-        return outputs, state
-    return outputs, None
+    if len(outputs) > 1 and not is_transformed:
+        for output in outputs:
+            if output.requires_grad:
+                # Puts the tensor behind a node of its own. Otherwise, hooks of a result that no
+                # loss uses would be called with `None`, since one node has all results.
+                _lift(output)
+    return outputs, state
+
+
+_lift = torch.ops.aten.lift.default
 
 
 class _Passes(torch.autograd.Function):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch.utils.checkpoint import _StopRecomputationError
 
 from . import _autograd
 from ._capture import Captured
@@ -157,7 +158,13 @@ class Call:
             tensors.append(seed.on(program.place))
         if self.counts_threads:
             program.native.use_threads(torch.get_num_threads())
-        outputs, state = _autograd.run(program, tensors, self.is_differentiable)
+        try:
+            outputs, state = _autograd.run(program, tensors, self.is_differentiable)
+        except _StopRecomputationError:
+            # A checkpoint around the module has what it needs. Eager has written buffers by now.
+            if self.written:
+                self._write_state(inputs, _autograd.forward(program, tensors)[1])
+            raise
         if state is not None:
             self._write_state(inputs, state)
         return outputs if self.is_direct else self._returned(inputs, outputs)

@@ -51,9 +51,21 @@ from ._errors import CaptureError, Refused
 from ._functional_graph import CHECKS, functional_graph, user_placeholders
 from ._functionalize import Functional, FunctionalNode, Ref
 from ._gradient_modes import stops_gradient
-from ._origins import module_path, source_node, source_of
+from ._origins import OF_GRADIENT, module_path, source_node, source_of
 from ._pytorch_names import hints_of
 from ._sizes import expression
+
+#: Operators that give statistics behind their first result; eager has no gradient of these.
+_WITH_STATISTICS = frozenset(
+    {
+        "_native_batch_norm_legit",
+        "_native_batch_norm_legit_functional",
+        "_native_batch_norm_legit_no_training",
+        "native_batch_norm",
+        "native_group_norm",
+        "native_layer_norm",
+    }
+)
 
 #: Operators whose operands eager refuses to promote; export does not check.
 _UNIFORM = frozenset(
@@ -122,6 +134,8 @@ class Captured:
     strides: list[tuple[int, ...] | None] = field(default_factory=list)
     #: The node of Dynamo's behind each node of the document, where they are known.
     sources: dict[str, str] = field(default_factory=dict)
+    #: Nodes of the document that are parts of PyTorch's backward operators.
+    of_gradients: set[str] = field(default_factory=set)
     out_spec: pytree.TreeSpec = field(repr=False, default=None)
     #: Seconds that PyTorch took to export the module.
     export_seconds: float = 0.0
@@ -193,6 +207,7 @@ class _Writer:
         self.origins = origins
         self.input_names = input_names
         self.sources: dict[str, str] = {}
+        self.of_gradients: set[str] = set()
         self.strides: list[tuple[int, ...] | None] = []
         self.exported = exported
         self.functional = functional
@@ -201,6 +216,13 @@ class _Writer:
         self.symbols: dict[str, int] = {}
         self.n_users = 0
         self.value_names: dict[Ref, str] = {}
+        #: Values that operators read, as opposed to those that the graph only returns.
+        self.read = {
+            leaf
+            for node in functional.nodes
+            for leaf in pytree.tree_leaves(node.args)
+            if isinstance(leaf, Ref)
+        }
 
     def write(self) -> Captured:
         signature = self.exported.graph_signature
@@ -233,6 +255,7 @@ class _Writer:
             self.bounds,
             self.strides,
             self.sources,
+            self.of_gradients,
             self.exported.call_spec.out_spec,
         )
 
@@ -281,6 +304,8 @@ class _Writer:
                 return []  # The call makes it.
         node = functional.node
         self.sources[node.name] = source_node(node)
+        if (node.meta.get("custom") or {}).get(OF_GRADIENT):
+            self.of_gradients.add(node.name)
         self._check_dtypes(functional)
         outputs = []
         for i, value in enumerate(functional.outputs):
@@ -292,8 +317,10 @@ class _Writer:
             outputs.append({"name": name, **self._meta(value)})
         origin = self._origin(node)
         stops = []
-        if stops_gradient(node):
-            for output in filter(None, outputs):
+        is_norm = functional.target.split(".")[1] in _WITH_STATISTICS
+        for i, output in enumerate(outputs):
+            is_statistic = is_norm and i > 0 and Ref(node, i) in self.read
+            if output is not None and (is_statistic or stops_gradient(node)):
                 stopped = dict(output)
                 output["name"] += ".live"
                 stops.append(

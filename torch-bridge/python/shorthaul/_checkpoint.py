@@ -7,7 +7,6 @@ often it writes depends on the order of its operators.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Container, Sequence
 from typing import Any
 
@@ -15,15 +14,9 @@ import torch
 from torch import fx
 from torch._dynamo.source import LocalSource
 from torch._subclasses import FakeTensorMode
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-#: Functions that write statistics without saying so: the argument that says whether they do, and
-#: what it is by default.
-_WRITES_STATISTICS = {
-    functional.batch_norm: ("training", False),
-    functional.instance_norm: ("use_input_stats", True),
-}
+from ._writes import written_statistics
 
 
 def is_checkpoint(node: fx.Node) -> bool:
@@ -45,14 +38,8 @@ def written_by(body: fx.GraphModule, looks: Sequence[Any], fakes: FakeTensorMode
         return set()
     written = {i for i, n in enumerate(versions) if getattr(looks[i], "_version", None) != n}
     placeholders = body.graph.find_nodes(op="placeholder")
-    for node in body.graph.nodes:
-        if node.target not in _WRITES_STATISTICS:
-            continue
-        flag, default = _WRITES_STATISTICS[node.target]
-        given = inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments
-        if given.get(flag, default):
-            statistics = [given.get(name) for name in ("running_mean", "running_var")]
-            written |= {i for i, operand in enumerate(placeholders) if operand in statistics}
+    statistics = {operand for node in body.graph.nodes for operand in written_statistics(node)}
+    written |= {i for i, operand in enumerate(placeholders) if operand in statistics}
     return written
 
 

@@ -51,8 +51,14 @@ class _Pairs:
             after = node
             while after.next.op == "placeholder":
                 after = after.next
+            whole = node
+            if value_of(node).is_conj():
+                # PyTorch conjugates later; what is still to be conjugated has no pair in memory.
+                with self.graph.inserting_after(after):
+                    whole = after = self.graph.call_function(torch.resolve_conj, (node,))
+                self._note(whole, node)
             with self.graph.inserting_after(after):
-                self.known[node] = self.graph.call_function(torch.view_as_real, (node,))
+                self.known[node] = self.graph.call_function(torch.view_as_real, (whole,))
             self._note(self.known[node], node)
         return self.known[node]
 

@@ -466,6 +466,12 @@ def pdist_forward(x, p=2.0):
     return _distance(torch.cat(rows), p) if rows else NotImplemented
 
 
+def eye(n, m=None, *, dtype=None, layout=None, device=None, pin_memory=None):
+    """PyTorch's own rule counts in a type of 16 bits without sign where that is enough."""
+    rows, columns = (torch.arange(size, device=device) for size in (n, n if m is None else m))
+    return (rows.unsqueeze(-1) == columns).to(dtype or torch.get_default_dtype())
+
+
 def dist(a, b, p=2.0):
     return torch.linalg.vector_norm(a - b, p)
 
@@ -500,6 +506,8 @@ RULES = {
     aten._cdist_forward.default: cdist_forward,
     aten._pdist_forward.default: pdist_forward,
     aten.dist.default: dist,
+    aten.eye.default: eye,
+    aten.eye.m: eye,
 }
 
 __all__ = ["RULES", "with_slope", "with_zero_slope"]

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
+from torch._prims_common import suggest_memory_format
 
 from . import _decomposed_image_gradients
 
@@ -53,10 +54,13 @@ def _convolution_backward(
             for i, (s, p, d) in enumerate(zip(*window, strict=True))
         ]
         dx = aten.convolution(dy, w, None, *window, True, rest, groups)
-    if mask[1] and transposed:
-        dw = _weight_gradient(x, dy, w.shape, window, groups)
-    elif mask[1]:
-        dw = _weight_gradient(dy, x, w.shape, window, groups)
+    if mask[1]:
+        between = (x, dy) if transposed else (dy, x)
+        # Where the channels of one operand are innermost, so are those of eager's gradient.
+        orders = [suggest_memory_format(t) for t in (x, w)]
+        order = next((o for o in orders if o != torch.contiguous_format), orders[0])
+        found = _weight_gradient(*between, w.shape, window, groups)
+        dw = found.contiguous(memory_format=order)
     if mask[2]:
         db = dy.sum([0, *range(2, dy.dim())])
     return dx, dw, db
@@ -78,6 +82,34 @@ def _weight_gradient(dy, x, shape: Sequence[int], window, groups: int):
     return found.transpose(0, 1)
 
 
+def _softplus_backward(dy, x, beta, threshold):
+    """PyTorch's rule has an exponential, whose overflow would reach the second derivative."""
+    steep = x * beta
+    return torch.where(steep > threshold, dy, dy * torch.sigmoid(steep))
+
+
+def _elu_backward(dy, alpha, scale, input_scale, is_result, x):
+    """As PyTorch's, without an exponential of positive numbers; at 0 the slope is constant."""
+    below = torch.where(x < 0, x, 0.0)
+    if is_result:
+        slope = input_scale * (below + alpha * scale)
+    else:
+        slope = input_scale * alpha * scale * torch.exp(below * input_scale)
+    return torch.where(x <= 0, dy * slope, dy * scale)
+
+
+def _log_sigmoid_backward(dy, x, buffer):
+    """PyTorch's rule has the absolute value of x, whose second derivative at 0 would be lost."""
+    return dy * torch.sigmoid(-x)
+
+
+def _huber_loss_backward(dy, x, target, reduction, delta):
+    """As PyTorch's, whose second derivative is that of the parabola within ``delta`` alone."""
+    d = x - target
+    factor = dy / x.numel() if reduction == 1 else dy
+    return factor * torch.where(d.abs() < delta, d, delta * torch.sign(d))
+
+
 def _each(value: Sequence[int], n: int) -> list[int]:
     return list(value) * n if len(value) == 1 else list(value)
 
@@ -90,7 +122,13 @@ def table() -> dict[Any, Callable]:
         for op, rule in decomposition_table.items()
         if "backward" in str(op) and str(op).startswith("aten.")
     }
-    rules[aten.convolution_backward.default] = _convolution_backward
+    rules |= {
+        aten.convolution_backward.default: _convolution_backward,
+        aten.elu_backward.default: _elu_backward,
+        aten.huber_loss_backward.default: _huber_loss_backward,
+        aten.log_sigmoid_backward.default: _log_sigmoid_backward,
+        aten.softplus_backward.default: _softplus_backward,
+    }
     for packet in _WITH_STATISTICS:
         for name in packet.overloads():
             operator = getattr(packet, name)

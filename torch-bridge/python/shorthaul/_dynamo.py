@@ -53,7 +53,7 @@ from ._errors import Refused as RefusedNodes
 from ._inner_gradients import unless_hooked, with_gradients_inside, write_out_gradients
 from ._nodes import is_operand_itself, value_of
 from ._older_tracers import call_backend_init, drop_idle_dropouts
-from ._origins import SOURCE, module_path, source_of
+from ._origins import OF_GRADIENT, SOURCE, module_path, source_of
 from ._partition import (
     Ambient,
     NotSplit,
@@ -579,7 +579,7 @@ def _body_of(
         copied = made[node] = graph.node_copy(node, lambda n: made[n])
         copied.name = node.name
         number = node.meta.get(DRAW)
-        custom = {SOURCE: node.name, DRAW: number}
+        custom = {SOURCE: node.name, DRAW: number, OF_GRADIENT: node.meta.get(OF_GRADIENT, False)}
         copied.meta = {DRAW: number, "custom": custom, "stack_trace": node.meta.get("stack_trace")}
         origins[node.name] = node
     graph.output([made[node] for node in plan.outputs])

@@ -107,7 +107,8 @@ def functionalize(graph: fx.Graph) -> Functional | None:
             functional.nodes.append(FunctionalNode(node, str(node.target), {}, [], False))
             continue
         if node.target._schema.name == "aten::batch_norm":
-            _append_batch_norm(functional, node)
+            if not _append_batch_norm(functional, node, aliases):
+                return None
         elif node.target._schema.is_mutable:
             if not _append_in_place(functional, node, aliases):
                 return None
@@ -157,8 +158,10 @@ def _bind(functional: Functional, node: fx.Node) -> dict[str, Any]:
     return bound
 
 
-def _append_batch_norm(functional: Functional, node: fx.Node) -> None:
+def _append_batch_norm(functional: Functional, node: fx.Node, aliases: _Aliases) -> bool:
     """Gives ``aten.batch_norm`` the functional form that matches its mode.
+
+    ``False`` where another name of the statistics that it writes is read, as a row's tensor.
 
     before  y = batch_norm(x, w, b, mean, var, training=True)   (writes mean and var)
     after   y, batch_mean, batch_rstd, mean', var' = _native_batch_norm_legit_functional(...)
@@ -173,12 +176,15 @@ def _append_batch_norm(functional: Functional, node: fx.Node) -> None:
         del args["running_mean"], args["running_var"]
         target, outputs = "aten._native_batch_norm_legit.no_stats", [value, None, None]
     else:
-        stats = {name: node.args[3 + i] for i, name in enumerate(("running_mean", "running_var"))}
+        stats = node.args[3:5]
+        if not all(aliases.is_private(stat, node) for stat in stats):
+            return False
         target = "aten._native_batch_norm_legit_functional.default"
-        outputs = [value, None, None, *(stat.meta["val"] for stat in stats.values())]
-        for i, stat in enumerate(stats.values()):
+        outputs = [value, None, None, *(stat.meta["val"] for stat in stats)]
+        for i, stat in enumerate(stats):
             _write(functional, stat, Ref(node, 3 + i))
     functional.nodes.append(FunctionalNode(node, target, args, outputs, True))
+    return True
 
 
 def _append_in_place(functional: Functional, node: fx.Node, aliases: _Aliases) -> bool:

@@ -6,6 +6,8 @@ a graph, and never decides who runs a node (``_partition``).
 
 from __future__ import annotations
 
+import functools
+import inspect
 import operator
 from collections.abc import Iterable
 from typing import Any
@@ -230,8 +232,22 @@ def overlaps(tensor: torch.Tensor) -> bool:
 def is_in_place(node: fx.Node) -> bool:
     """Whether a node writes its first operand."""
     name = name_of(node)
-    in_place = name.endswith("_") and not name.endswith("__")
-    return in_place or name in _IN_PLACE_OPERATORS or node.kwargs.get("inplace") is True
+    if (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE_OPERATORS:
+        return True
+    if "inplace" in node.kwargs or node.op != "call_function":
+        return node.kwargs.get("inplace") is True
+    at = _inplace_position(node.target)
+    return at is not None and at < len(node.args) and node.args[at] is True
+
+
+@functools.cache
+def _inplace_position(function: Any) -> int | None:
+    """Where a function takes ``inplace``: modules such as ``LeakyReLU`` pass it by position."""
+    try:
+        parameters = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return None
+    return parameters.index("inplace") if "inplace" in parameters else None
 
 
 _IN_PLACE_OPERATORS = frozenset(

@@ -10,6 +10,10 @@ from torch import fx
 #: Where a traced node's metadata names the node of Dynamo's that it comes from, under "custom".
 SOURCE = "shorthaul_source"
 
+#: Where a node's metadata says that it is a part of one of PyTorch's backward operators; a traced
+#: node has it under "custom".
+OF_GRADIENT = "shorthaul_of_gradient"
+
 
 def source_node(node: fx.Node) -> str:
     """The name of that node, or nothing."""

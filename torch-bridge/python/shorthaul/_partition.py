@@ -10,7 +10,7 @@ region. Never traces or compiles.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,8 @@ from ._nodes import (
 )
 from ._older_gradients import has_own_gradient
 from ._sizes import expression
+from ._visible import Visible, is_item
+from ._writes import written_operands
 
 #: Methods that change what a tensor is, not only its elements: PyTorch then runs the whole graph.
 METADATA_WRITES = frozenset(
@@ -235,7 +237,8 @@ class Split:
             if node.op in ("placeholder", "get_attr", "output"):
                 continue
             is_inside = any(arg in open_nodes for arg in node.all_input_nodes)
-            is_apart = _is_item(node) or (is_empty(node) and not is_in_place(node))
+            is_inside = is_inside or (is_number(node) and _reads_written(node, open_nodes))
+            is_apart = is_item(node) or (is_empty(node) and not is_in_place(node))
             # A view that costs nothing; no region has its base, a complex tensor.
             is_apart = is_apart or node.target is torch.view_as_real
             if is_number(node) or (is_apart and not is_inside):
@@ -293,19 +296,13 @@ class Split:
         return ambient.grad is False or not needs_gradient(operand)
 
     def _cut_behind_visible(self) -> None:
-        """Ends a region after a value that the caller sees and on which later results depend.
-
-        The caller, or ``torch.autograd.grad`` in the graph, may ask for the gradient of that value
-        or hook it. Then autograd too must see it between the inputs and those results.
-        """
-        output = next(iter(reversed(self.graph.nodes)))
-        readers = [output, *(n for n in self.graph.nodes if n.target is torch.autograd.grad)]
-        visible = {node for reader in readers for node in reader.all_input_nodes}
-        visible = {node for node in visible if needs_gradient(node)}
+        """Ends a region after a value that the caller sees and on which later results depend."""
+        visible = Visible(self.graph)
         parts: list[fx.Node | RegionPlan] = []
         for part in self.parts:
             if isinstance(part, RegionPlan):
-                parts.extend(_cut(part, visible))
+                pieces = visible.cut(part.nodes)
+                parts.extend(RegionPlan("", piece, part.ambient) for piece in pieces)
             else:
                 parts.append(part)
         self.parts = parts
@@ -316,7 +313,7 @@ class Split:
         parts: list[fx.Node | RegionPlan] = []
         for part in self.parts:
             if isinstance(part, RegionPlan):
-                working = [node for node in part.nodes if not is_view(node) and not _is_item(node)]
+                working = [node for node in part.nodes if not is_view(node) and not is_item(node)]
                 working = [node for node in working if node.target is not _SET_GRAD]
                 heavy = any(word in name_of(node) for node in working for word in _HEAVY)
                 # A checkpoint's two passes may be cut in two ways, and have to draw the same.
@@ -350,10 +347,16 @@ class Split:
         behind = False
         written = set()
         for node in self.graph.nodes:
-            if behind and is_in_place(node):
-                written |= {storage_of(operand) for operand in node.all_input_nodes[:1]}
+            if behind:
+                written |= {storage_of(operand) for operand in written_operands(node)}
             behind = behind or node is last
         return [node for node in region.inputs if storage_of(node) in written - {None}]
+
+
+def _reads_written(node: fx.Node, before: Iterable[fx.Node]) -> bool:
+    """Whether a number is read from memory that one of some nodes writes, as by ``item``."""
+    read = {storage_of(operand) for operand in node.all_input_nodes} - {None}
+    return bool(read) and any(storage_of(n) in read for b in before for n in written_operands(b))
 
 
 def _refuse_writes_with_history(region: RegionPlan) -> None:
@@ -383,46 +386,6 @@ def _is_unsaved_buffer(node: fx.Node, region: RegionPlan) -> bool:
             elif user in inside and name_of(user) not in _UNSAVING:
                 return False
     return True
-
-
-def _cut(region: RegionPlan, visible: set[fx.Node]) -> list[RegionPlan]:
-    """A region cut after each visible value from which another visible value is computed."""
-    position = {node: i for i, node in enumerate(region.nodes)}
-    cuts = []
-    for node in region.nodes:
-        if node in visible and _is_computed_from(region.nodes[position[node] + 1 :], node, visible):
-            cuts.append(position[node] + 1)
-    if not cuts:
-        return [region]
-    pieces = []
-    for start, end in zip([0, *cuts], [*cuts, len(region.nodes)], strict=True):
-        nodes = region.nodes[start:end]
-        if pieces:
-            # Items of a tuple stay with the node that made the tuple.
-            before = {n for piece in pieces for n in piece}
-            items = [n for n in nodes if _is_item(n) and n.args[0] in before]
-            pieces[-1].extend(items)
-            nodes = [n for n in nodes if n not in items]
-        pieces.append(nodes)
-    return [RegionPlan("", nodes, region.ambient) for nodes in pieces if nodes]
-
-
-def _is_computed_from(later: list[fx.Node], source: fx.Node, visible: set[fx.Node]) -> bool:
-    same, computed = {source}, set()
-    for node in later:
-        operands = node.all_input_nodes
-        if any(operand in computed for operand in operands):
-            computed.add(node)
-        elif any(operand in same for operand in operands):
-            (same if is_view(node) else computed).add(node)
-        if node in computed and node in visible:
-            return True
-    return False
-
-
-def _is_item(node: fx.Node) -> bool:
-    """Whether this is an item of a tuple, which belongs to the node that made the tuple."""
-    return node.target is operator.getitem and not isinstance(value_of(node.args[0]), torch.Tensor)
 
 
 def _autocast_after(ambient: Ambient, node: fx.Node) -> Ambient:

@@ -336,7 +336,7 @@ def compile_program(
     program = Program(captured, native, inputs, outputs, native.uses_seed, place)
     program.wrt, program.n_threads = wrt, n_threads
     reached = [
-        _differentiably_read(captured.document, document_output["value"])
+        _differentiably_read(captured, document_output["value"])
         for document_output, output in zip(
             captured.document["outputs"], captured.outputs, strict=True
         )
@@ -363,13 +363,26 @@ _WITHOUT_GRADIENT = dict.fromkeys("expand_as reshape_as type_as view_as".split()
 _WITHOUT_GRADIENT["straight_through"] = "y"
 
 
-def _differentiably_read(document: dict, output: str) -> set[str]:
-    """Inputs from which eager's autograd reaches an output, though the slope may be zero."""
-    reached = {output}
-    for node in reversed(document["nodes"]):
+#: Operators of windows: their gradient reads where maxima are, and has a slope of zero.
+_WITH_PLACES = ("max_pool", "adaptive_max_pool", "fractional_max_pool")
+
+
+def _differentiably_read(captured: Captured, output: str) -> set[str]:
+    """Inputs from which eager's autograd reaches an output, though the slope may be zero.
+
+    Eager's backward operators have derivatives by all of their operands, as ReLU's by the
+    operand that it only compares with zero.
+    """
+    reached, compared = {output}, set()
+    for node in reversed(captured.document["nodes"]):
         name = node["target"].split(".")[-2:][0]
+        of_gradient = node["name"] in captured.of_gradients
         passes = name not in _WITHOUT_HISTORY and any(
-            value and value["name"] in reached and "float" in value["dtype"]
+            value
+            and (
+                (value["name"] in reached and "float" in value["dtype"])
+                or (value["name"] in compared and (of_gradient or name.startswith(_WITH_PLACES)))
+            )
             for value in node["outputs"]
         )
         if passes:
@@ -381,6 +394,8 @@ def _differentiably_read(document: dict, output: str) -> set[str]:
                     pending.extend(arg)
                 elif isinstance(arg, dict) and "ref" in arg:
                     reached.add(arg["ref"])
+                    if of_gradient:
+                        compared.add(arg["ref"])
     return reached
 
 

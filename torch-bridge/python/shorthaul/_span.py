@@ -31,6 +31,7 @@ from ._nodes import (
     tensors_of,
     value_of,
 )
+from ._origins import OF_GRADIENT
 from ._partition import METADATA_WRITES, TORCH_ONLY
 from ._pytorch_names import tracing_apart
 from ._sizes import expression
@@ -68,7 +69,7 @@ _MOST_ELEMENTS = 1024
 _SET_GRAD = torch._C._set_grad_enabled
 
 #: What a node keeps of its metadata when it is copied.
-COPIED = ("nn_module_stack", "stack_trace")
+COPIED = ("nn_module_stack", "stack_trace", OF_GRADIENT)
 
 
 class Stays(Exception):
@@ -287,6 +288,9 @@ def trace(run: Callable[..., list], leaves: Sequence[Any], fakes) -> fx.GraphMod
     tracer = make_fx(lambda *given: run(*given), decomposition_table=table())
     with _untold(), _whole_transforms(), tracing_apart(), fakes, fx.traceback.preserve_node_meta():
         traced = tracer(*leaves)
+    for node in traced.graph.nodes:
+        if "backward" in str(node.meta.get("original_aten")):
+            node.meta["custom"] = (node.meta.get("custom") or {}) | {OF_GRADIENT: True}
     placeholders = traced.graph.find_nodes(op="placeholder")
     for node in traced.graph.nodes:
         if _writes(node, placeholders):
@@ -295,6 +299,8 @@ def trace(run: Callable[..., list], leaves: Sequence[Any], fakes) -> fx.GraphMod
         run = torch.func.functionalize(fx.Interpreter(traced).run, remove="mutations")
         with tracing_apart(), fakes, torch.no_grad(), fx.traceback.preserve_node_meta():
             traced = make_fx(lambda *given: run(*given))(*leaves)
+    for node in traced.graph.nodes:
+        node.meta[OF_GRADIENT] = (node.meta.get("custom") or {}).get(OF_GRADIENT, False)
     return traced
 
 

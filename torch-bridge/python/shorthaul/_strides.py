@@ -9,10 +9,14 @@ import torch
 
 
 def with_stride(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """A copy that lies in memory as eager's result does."""
-    order = sorted(range(tensor.dim()), key=lambda i: -stride[i])
-    inverse = [order.index(i) for i in range(tensor.dim())]
-    return tensor.permute(order).contiguous().permute(inverse)
+    """A copy whose dimensions lie in memory in the order of eager's result, without gaps."""
+    dense = [0] * tensor.dim()
+    step = 1
+    for i in sorted(reversed(range(tensor.dim())), key=lambda i: stride[i]):
+        dense[i] = step
+        step *= max(tensor.shape[i], 1)
+    copy = torch.empty_strided(tensor.shape, dense, dtype=tensor.dtype, device=tensor.device)
+    return copy.copy_(tensor)
 
 
 def overlap(inputs, written: list[int]) -> bool:
