@@ -219,11 +219,21 @@ fn convolution_arrays(tasklet: &Tasklet) -> Vec<(ContainerId, usize)> {
                 found.push((side.array.container, n_channels));
             }
         }
-        if weights.subset.len() == x.subset.len() {
+        if weights.subset.len() == x.subset.len() && !splits_channels(weights, x, y) {
             found.push((weights.container, 1));
         }
     }
     found
+}
+
+/// Whether the first two dimensions of weights count channels of one activation together, as behind a norm of groups.
+fn splits_channels(weights: &Memlet, x: &Memlet, y: &Memlet) -> bool {
+    let is_in = |at: usize, m: &Memlet| {
+        let index = weights.subset.get(at);
+        index.is_some_and(|i| m.subset.iter().any(|other| related(i, other)))
+    };
+    let both_in = |own: &Memlet, other: &Memlet| is_in(0, own) && is_in(1, own) && !is_in(0, other);
+    both_in(x, y) || both_in(y, x)
 }
 
 /// An array of at least three dimensions that may be the activation of a convolution.

@@ -95,19 +95,33 @@ fn place(operand: &Operand, dims: &[i64], high: usize, low: usize) -> Option<Dig
     }
 }
 
-/// Two dims that are digits of one position in every operand that has them, and that some axis sums.
+/// Fewer neighbouring elements than that do not fill a vector.
+const FEW: i64 = 16;
+
+/// Two dims that are digits of one position in every operand that has them, and that some axis sums or whose lower
+/// digit alone would leave vectors nearly empty, as the channels of a group do.
 fn joinable_pair(c: &Contraction) -> Option<(usize, usize)> {
     let all = [&c.a, &c.b, &c.out];
+    let fits =
+        |high, low| high != low && all.iter().all(|o| place(o, &c.dims, high, low).is_some());
     for axis in all.iter().flat_map(|o| &o.axes) {
         for &(high, k_high) in &axis.terms {
             for &(low, k_low) in &axis.terms {
-                if high == low || k_high != k_low * c.dims[low] {
-                    continue;
-                }
-                if all.iter().all(|o| place(o, &c.dims, high, low).is_some()) {
+                if k_high == k_low * c.dims[low] && fits(high, low) {
                     return Some((high, low));
                 }
             }
+        }
+    }
+    let innermost = all
+        .iter()
+        .flat_map(|o| &o.axes)
+        .filter(|axis| axis.stride == 1);
+    for low in innermost.flat_map(|axis| &axis.terms).map(|t| t.0) {
+        let is_short = (2..FEW).contains(&c.dims[low]);
+        let high = (0..c.dims.len()).find(|high| c.dims[*high] > 1 && is_short && fits(*high, low));
+        if let Some(high) = high {
+            return Some((high, low));
         }
     }
     None
@@ -229,6 +243,34 @@ mod tests {
         );
         assert_eq!(c.out.axes[0].terms, [(0, 1), (2, 1)]);
         assert!(c.out.axes[0].guarded);
+    }
+
+    #[test]
+    fn groups_of_few_channels_become_one_dim() {
+        // dw[8][6][i] += dy[r][8][6] * x[r][i]
+        let grouped = |few: i64| Contraction {
+            element: Element::F32,
+            dims: vec![8, few, 48, 100],
+            a: operand(vec![
+                axis(100, 8 * few, &[(3, 1)], 0),
+                axis(8, few, &[(0, 1)], 0),
+                axis(few, 1, &[(1, 1)], 0),
+            ]),
+            b: operand(vec![axis(100, 48, &[(3, 1)], 0), axis(48, 1, &[(2, 1)], 0)]),
+            out: operand(vec![
+                axis(8, 48 * few, &[(0, 1)], 0),
+                axis(few, 48, &[(1, 1)], 0),
+                axis(48, 1, &[(2, 1)], 0),
+            ]),
+        };
+        let c = normal_form(&grouped(6));
+        assert_eq!(c.dims, [48, 1, 48, 100]);
+        assert_eq!((c.a.axes.len(), c.out.axes.len()), (2, 2));
+        assert_eq!(
+            (c.out.axes[0].stride, c.out.axes[0].terms.as_slice()),
+            (48, &[(0, 1)][..])
+        );
+        assert_eq!(normal_form(&grouped(64)).dims, [8, 64, 48, 100]);
     }
 
     #[test]
