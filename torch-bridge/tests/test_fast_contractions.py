@@ -422,3 +422,30 @@ def test_gradients_of_stacked_projections_are_written_where_they_belong():
     copied = recipe.without(joined[0])
     assert [d.applied for d in copied.decisions if d.kind == "join"] == [False]
     assert_network_matches(model, x, wrap=lambda m: shorthaul.module(m, recipe=copied))
+
+
+class Twice(nn.Module):
+    """Two convolutions that are applied twice, each with a norm behind it."""
+
+    def __init__(self, norm: nn.Module):
+        super().__init__()
+        self.a, self.b = (nn.Conv2d(48, 48, 3, padding=1) for _ in range(2))
+        self.norm = norm
+
+    def forward(self, x):
+        for _ in range(2):
+            x = x + self.norm(self.b(self.norm(self.a(x).relu())))
+        return x
+
+
+def test_convolutions_beside_a_group_norm_are_as_fast_as_alone():
+    """The groups divide channels into two dimensions, of which the inner one has 6 elements."""
+
+    def predicted(norm: nn.Module) -> float:
+        kernels = shorthaul.report(Twice(norm), torch.randn(8, 48, 32, 32)).data["kernels"]
+        products = [k["predicted"]["product_us"] for k in kernels if k.get("products")]
+        assert len(products) == 11
+        return sum(products)
+
+    assert predicted(nn.GroupNorm(8, 48)) < 1.2 * predicted(nn.Identity())
+    assert_network_matches(Twice(nn.GroupNorm(8, 48)), torch.randn(2, 48, 9, 7))
