@@ -17,33 +17,11 @@ from torch import fx
 
 from ._errors import CaptureError, DivisionByZero, OutOfRange
 from ._functionalize import FunctionalNode, Ref
+from ._ranges import SAME, range_of
 from ._sizes import expression
 
-#: Operators whose results have the same elements as their operands.
-_SAME = frozenset(
-    f"aten.{name}"
-    for name in (
-        "_to_copy.default",
-        "alias.default",
-        "clone.default",
-        "contiguous.default",
-        "detach.default",
-        "expand.default",
-        "expand_as.default",
-        "flatten.using_ints",
-        "permute.default",
-        "reshape.default",
-        "reshape_as.default",
-        "squeeze.default",
-        "squeeze.dim",
-        "squeeze.dims",
-        "to.dtype",
-        "transpose.int",
-        "unsqueeze.default",
-        "view.default",
-        "view_as.default",
-    )
-)
+#: Operators whose results have the same elements as their operands, in some type.
+_SAME = SAME | {"aten._to_copy.default", "aten.to.dtype"}
 _CLASSES = frozenset({"cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss_forward"})
 
 
@@ -137,7 +115,7 @@ def bounds_of(
                 name = names.get(source.name, source.name)
                 fed[make(source.name, f"input `{name}`")] = None
             elif not _is_known(ref, make("", ""), made_by):
-                computed[ref, make("", "a computed value")] = None
+                computed[_smallest(ref, made_by), make("", "a computed value")] = None
     return list(fed), list(computed)
 
 
@@ -159,15 +137,20 @@ def _checked(node: FunctionalNode, use: str) -> Iterator[tuple]:
 
 def _is_known(ref: Ref, bound: Bound | DivisorBound, made_by) -> bool:
     """Whether a computed value satisfies its bound whatever the inputs are."""
-    maker = made_by.get(ref.node)
-    while maker is not None and maker.target in _SAME:
-        ref = maker.args["self"]
-        maker = made_by.get(ref.node)
-    if maker is None or not isinstance(bound, Bound) or not maker.target.startswith("aten.arange"):
+    found = range_of(ref, made_by)
+    if found is None:
         return False
-    start, end = maker.args.get("start", 0), maker.args["end"]
-    numbers = all(isinstance(n, int) for n in (start, end, bound.low, bound.high))
-    return numbers and maker.args.get("step", 1) == 1 and bound.low <= start and end <= bound.high
+    least, most = found
+    if isinstance(bound, DivisorBound):
+        return least > 0 or most < 0
+    return type(bound.low) is type(bound.high) is int and bound.low <= least and most < bound.high
+
+
+def _smallest(ref: Ref, made_by: dict[fx.Node, FunctionalNode]) -> Ref:
+    """The value whose elements ``ref`` has, before it was expanded or viewed."""
+    while (maker := made_by.get(ref.node)) is not None and maker.target in SAME:
+        ref = maker.args["self"]
+    return ref
 
 
 def _demands(node: FunctionalNode) -> Iterator[tuple]:

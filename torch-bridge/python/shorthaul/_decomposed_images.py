@@ -110,7 +110,10 @@ def _coordinate(given, size: int, padding: int, align_corners: bool):
         flips = (away / span).detach().floor()
         rest = away - flips * span
         at = ends[0] + torch.where(flips.remainder(2) == 0, rest, span - rest)
-    return at if padding == _ZEROS else at.clamp(0, size - 1)
+    if padding == _ZEROS:
+        return at
+    # Eager's clamp takes what is no number for 0.
+    return torch.where(at.isnan(), 0.0, at).clamp(0, size - 1)
 
 
 def _sampled(x, grid, interpolation_mode, padding_mode, align_corners):
@@ -134,7 +137,8 @@ def _sampled(x, grid, interpolation_mode, padding_mode, align_corners):
             if is_nearest:
                 own = with_zero_slope(torch.ones_like(place), points[d])
             within = (place >= 0) & (place <= sizes[d] - 1)
-            index = torch.where(within, place, 0.0).to(torch.int64)
+            # The clamp changes nothing; it says that the index needs no check at a call.
+            index = torch.where(within, place, 0.0).to(torch.int64).clamp(0, sizes[d] - 1)
             weight = own if weight is None else weight * own
             inside = within if inside is None else inside & within
             at = index if at is None else at * sizes[d] + index
