@@ -131,6 +131,8 @@ def test_a_new_compilation_says_which_mode_changed():
 def test_a_reason_of_a_form_that_is_not_known_is_passed_on():
     assert what_changed("3/1: something new").endswith("changed (PyTorch says: something new)")
     assert why_broken("Something new") == "Something new"
+    leaked = "requires_grad_() intermediate leaked as output"
+    assert why_broken(leaked) == "it returns a tensor on which it called `requires_grad_()`"
 
 
 #: A model with a graph break, compiled by a backend, whose name comes first.

@@ -421,4 +421,6 @@ _BREAKS = {
     "tensor.item": "a tensor's value becomes a Python number",
     "data dependent operator": "the result of an operator depends on a tensor's values",
     "dynamic shape operator": "the size of a result depends on a tensor's values",
+    "requires_grad_() intermediate leaked": "it returns a tensor on which it called "
+    "`requires_grad_()`",
 }
