@@ -83,6 +83,18 @@ def test_places_of_a_grid_are_not_checked(mode, padding):
     assert not is_checked(sampled, x, grid)
 
 
+def test_a_long_chain_of_choices_takes_no_time():
+    """Each step reads the index before it twice."""
+
+    def moved(x):
+        at = x.long() % 7
+        for i in range(40):
+            at = torch.where(x > i, at + 1, at)
+        return torch.ones(60, 2)[at]
+
+    assert not is_checked(moved, torch.arange(5.0))
+
+
 def test_what_is_checked_is_the_value_before_it_was_expanded():
     def looked_up(x, y):
         at = x.sum(0).long()

@@ -11,6 +11,7 @@ and modules under ``torch.func`` or fake tensors run in eager.
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Sequence
@@ -83,6 +84,21 @@ def run(
 _lift = torch.ops.aten.lift.default
 
 
+class _Latest(threading.local):
+    """What the latest program of a thread wrote, in case its results are never returned."""
+
+    state: torch.Tensor | None = None
+
+
+_latest = _Latest()
+
+
+def take_state() -> torch.Tensor | None:
+    """The new values of what the latest program of this thread writes."""
+    state, _latest.state = _latest.state, None
+    return state
+
+
 class _Passes(torch.autograd.Function):
     """Both passes of a program. Each line here is in every step of a small network."""
 
@@ -90,6 +106,7 @@ class _Passes(torch.autograd.Function):
     def forward(ctx, program: Program, *inputs):
         outputs, state, saved = forward(program, inputs)
         ctx.program = program
+        _latest.state = state
         ctx.set_materialize_grads(False)
         kept = [inputs[i] for i in program.backward_reads]
         for position, offset, user in program.backward_output_reads:

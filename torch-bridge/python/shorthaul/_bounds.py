@@ -17,7 +17,7 @@ from torch import fx
 
 from ._errors import CaptureError, DivisionByZero, OutOfRange
 from ._functionalize import FunctionalNode, Ref
-from ._ranges import SAME, range_of
+from ._ranges import SAME, Range, ranges_of
 from ._sizes import expression
 
 #: Operators whose results have the same elements as their operands, in some type.
@@ -106,6 +106,7 @@ def bounds_of(
     ``place_of`` says where a node comes from, ``names`` what messages call placeholders.
     """
     made_by = {node.node: node for node in nodes}
+    ranges = ranges_of(nodes)
     fed: dict[Bound | DivisorBound, None] = {}
     computed: dict[tuple[Ref, Bound | DivisorBound], None] = {}
     for node in nodes:
@@ -114,7 +115,7 @@ def bounds_of(
             if source is not None:
                 name = names.get(source.name, source.name)
                 fed[make(source.name, f"input `{name}`")] = None
-            elif not _is_known(ref, make("", ""), made_by):
+            elif not _is_known(ref, make("", ""), ranges):
                 computed[_smallest(ref, made_by), make("", "a computed value")] = None
     return list(fed), list(computed)
 
@@ -135,12 +136,11 @@ def _checked(node: FunctionalNode, use: str) -> Iterator[tuple]:
             raise CaptureError(f"{use} divides integers by zero")
 
 
-def _is_known(ref: Ref, bound: Bound | DivisorBound, made_by) -> bool:
+def _is_known(ref: Ref, bound: Bound | DivisorBound, ranges: Mapping[Ref, Range]) -> bool:
     """Whether a computed value satisfies its bound whatever the inputs are."""
-    found = range_of(ref, made_by)
-    if found is None:
+    if ref not in ranges:
         return False
-    least, most = found
+    least, most = ranges[ref]
     if isinstance(bound, DivisorBound):
         return least > 0 or most < 0
     return type(bound.low) is type(bound.high) is int and bound.low <= least and most < bound.high

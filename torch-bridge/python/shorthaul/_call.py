@@ -162,8 +162,9 @@ class Call:
             outputs, state = _autograd.run(program, tensors, self.is_differentiable)
         except _StopRecomputationError:
             # A checkpoint around the module has what it needs. Eager has written buffers by now.
-            if self.written:
-                self._write_state(inputs, _autograd.forward(program, tensors)[1])
+            state = _autograd.take_state()
+            if state is not None:
+                self._write_state(inputs, state)
             raise
         if state is not None:
             self._write_state(inputs, state)

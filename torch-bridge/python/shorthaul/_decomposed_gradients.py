@@ -85,7 +85,9 @@ def _weight_gradient(dy, x, shape: Sequence[int], window, groups: int):
 def _softplus_backward(dy, x, beta, threshold):
     """PyTorch's rule has an exponential, whose overflow would reach the second derivative."""
     steep = x * beta
-    return torch.where(steep > threshold, dy, dy * torch.sigmoid(steep))
+    # At the threshold itself, eager's second derivative is 0.
+    below = torch.where(steep >= threshold, threshold, steep)
+    return torch.where(steep > threshold, dy, dy * torch.sigmoid(below))
 
 
 def _elu_backward(dy, alpha, scale, input_scale, is_result, x):
@@ -106,8 +108,9 @@ def _log_sigmoid_backward(dy, x, buffer):
 def _huber_loss_backward(dy, x, target, reduction, delta):
     """As PyTorch's, whose second derivative is that of the parabola within ``delta`` alone."""
     d = x - target
+    within = torch.where(d.isnan(), torch.nan, d)
     factor = dy / x.numel() if reduction == 1 else dy
-    return factor * torch.where(d.abs() < delta, d, delta * torch.sign(d))
+    return factor * torch.where(d <= -delta, -delta, torch.where(d >= delta, delta, within))
 
 
 def _each(value: Sequence[int], n: int) -> list[int]:

@@ -6,11 +6,10 @@ float may be no number, and what it is as an integer is then undefined.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import fx
 
 from ._functionalize import FunctionalNode, Ref
 
@@ -42,33 +41,32 @@ SAME = frozenset(
         "_unsafe_view.default",
     )
 )
-#: How far back a range is followed.
-_MOST_STEPS = 64
 
 
-def range_of(
-    ref: Any, made_by: Mapping[fx.Node, FunctionalNode], steps: int = _MOST_STEPS
-) -> Range | None:
-    """The range of a value of integers, or of a number; ``None`` if it is not known."""
-    if type(ref) is int:
-        return ref, ref
-    if not isinstance(ref, Ref) or steps == 0 or not isinstance(ref.value, torch.Tensor):
-        return None
-    maker = made_by.get(ref.node)
-    if maker is None or ref.value.dtype not in (torch.int64, torch.int32):
-        return None
+def ranges_of(nodes: Iterable[FunctionalNode]) -> dict[Ref, Range]:
+    """The ranges of the integers that nodes give, where they are known."""
+    known: dict[Ref, Range] = {}
+    for node in nodes:
+        packet = node.target.split(".")[1] if node.target.startswith("aten.") else ""
+        rule = _converted if node.target in SAME else _RULES.get(packet)
+        for i, value in enumerate(node.outputs if rule is not None else ()):
+            if not isinstance(value, torch.Tensor) or value.dtype not in _INTEGERS:
+                continue
+            found = rule(node, i, lambda name, node=node: _of(node.args.get(name), known))
+            limits = torch.iinfo(value.dtype)
+            # Beyond its type, a sum or product would start again from the other end.
+            if found is not None and limits.min <= found[0] <= found[1] <= limits.max:
+                known[Ref(node.node, i)] = found
+    return known
 
-    def of(name: str) -> Range | None:
-        return range_of(maker.args.get(name), made_by, steps - 1)
 
-    if maker.target in SAME:
-        return of("self")
-    packet = maker.target.split(".")[1] if maker.target.startswith("aten.") else ""
-    rule = _RULES.get(packet)
-    found = rule(maker, ref.idx, of) if rule is not None else None
-    limits = torch.iinfo(ref.value.dtype)
-    # Beyond its type, a sum or product would start again from the other end.
-    return found if found is None or limits.min <= found[0] <= found[1] <= limits.max else None
+_INTEGERS = (torch.int64, torch.int32)
+
+
+def _of(argument: Any, known: Mapping[Ref, Range]) -> Range | None:
+    if type(argument) is int:
+        return argument, argument
+    return known.get(argument) if isinstance(argument, Ref) else None
 
 
 def _arange(maker: FunctionalNode, _: int, of) -> Range | None:
@@ -156,4 +154,4 @@ _RULES: dict[str, Callable] = {
     "topk": _place,
 }
 
-__all__ = ["SAME", "range_of"]
+__all__ = ["SAME", "Range", "ranges_of"]

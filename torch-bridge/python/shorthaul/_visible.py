@@ -33,13 +33,18 @@ class Visible:
     def cut(self, nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
         """Nodes cut behind each visible value from which another visible value is computed."""
         cuts = []
+        # Between a value and a write to it, PyTorch would write what a region keeps.
+        held: set[int] = set()
+        for k, node in enumerate(nodes):
+            if is_in_place(node):
+                held.update(range(nodes.index(self._first_of(node, nodes)) + 1, k + 1))
         for i, node in enumerate(nodes):
             if self.first[node] not in self.seen or node is not self._first_of(node, nodes):
                 continue
             # A write comes before what is computed from the written elements.
             names = [k for k, n in enumerate(nodes) if self._is_same(n, node)]
             end = max((k for k in names if k > i and is_in_place(nodes[k])), default=i) + 1
-            if self._is_read(nodes[end:], node):
+            if end not in held and self._is_read(nodes[end:], node):
                 cuts.append(end)
         if not cuts:
             return [list(nodes)]

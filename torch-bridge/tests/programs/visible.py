@@ -70,6 +70,23 @@ def features_written_by_an_activation_without_a_named_argument(wrap):
 
 
 @program
+def a_result_written_by_what_is_computed_from_it(wrap):
+    class Model(nn.Module):
+        def __init__(self, start):
+            super().__init__()
+            self.fc, self.head, self.start = nn.Linear(8, 8), nn.Linear(8, 3), start
+
+        def forward(self, x):
+            h = self.start(self.fc(x))
+            q = h.exp()
+            h.add_(q)
+            return h, q, self.head(h)
+
+    models = [Model(lambda h: h), Model(lambda h: h.contiguous())]
+    return [training(model, wrap(model), randn(4, 8)) for model in models]
+
+
+@program
 def a_hook_on_a_result_that_no_loss_uses(wrap):
     class Two(nn.Module):
         def __init__(self):
@@ -244,6 +261,7 @@ def second_derivatives_where_exponentials_overflow(wrap):
     return [
         _second(wrap, functional.softplus, *far),
         _second(wrap, lambda x: functional.softplus(x, 100), *far),
+        _second(wrap, lambda x: functional.softplus(x, 2.0, 3.0), 1.5, 1.0, 2.0, float("nan")),
         _second(wrap, functional.elu, *far),
         _second(wrap, functional.selu, *far),
         _second(wrap, lambda x: functional.celu(x, 0.5), *far),
@@ -256,7 +274,7 @@ def second_derivatives_at_the_bounds_of_a_huber_loss(wrap):
     def loss(x):
         return functional.huber_loss(x, torch.zeros_like(x), reduction="none", delta=1.0)
 
-    return _second(wrap, loss, 1.0, -1.0, 0.5, 2.0, 0.0)
+    return _second(wrap, loss, 1.0, -1.0, 0.5, 2.0, 0.0, float("nan"))
 
 
 @program

@@ -425,7 +425,14 @@ impl Nodes<'_> {
                 "random numbers that are not drawn in the order of the result's elements".into(),
             ));
         }
-        let seeds: Vec<&String> = key.inputs().iter().map(|i| &of.names[*i]).collect();
+        // Two calls may read one seed at different positions.
+        let inputs = key.inputs();
+        let position = |i: &usize| inputs.iter().position(|own| own == i);
+        let key = key.map_leaves(&|leaf| match leaf {
+            Expr::In(i) => position(i).map(Expr::In),
+            _ => None,
+        });
+        let seeds: Vec<&String> = inputs.iter().map(|i| &of.names[*i]).collect();
         let seeds = format!("{key:?} of {seeds:?}");
         let sizes = self.shape(of.shape)?;
         if let Some((known, value)) = self.drawn.get(&seeds) {
