@@ -88,6 +88,27 @@ def statistics_used_by_the_same_norm_in_evaluation(wrap):
 
 
 @program
+def statistics_updated_twice_in_one_call(wrap):
+    return _watched(wrap, lambda norm, h, y, before: norm(y * 2) + norm.running_mean)
+
+
+@program
+def statistics_with_a_mean_over_all_calls(wrap):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=None)
+
+        def forward(self, x):
+            y = self.norm(self.fc(x))
+            return y + self.norm.running_var, self.norm.num_batches_tracked + 0
+
+    model = Model()
+    m = wrap(model)
+    return [[training(model, m, randn(6, 4)) for _ in range(3)], list(model.buffers())]
+
+
+@program
 def statistics_of_an_instance_norm_used_after_their_update(wrap):
     class Model(nn.Module):
         def __init__(self):
