@@ -228,10 +228,7 @@ fn convolution_arrays(tasklet: &Tasklet) -> Vec<(ContainerId, usize)> {
 
 /// Whether the first two dimensions of weights count channels of one activation together, as behind a norm of groups.
 fn splits_channels(weights: &Memlet, x: &Memlet, y: &Memlet) -> bool {
-    let is_in = |at: usize, m: &Memlet| {
-        let index = weights.subset.get(at);
-        index.is_some_and(|i| m.subset.iter().any(|other| related(i, other)))
-    };
+    let is_in = |at: usize, m: &Memlet| m.subset.iter().any(|i| related(i, &weights.subset[at]));
     let both_in = |own: &Memlet, other: &Memlet| is_in(0, own) && is_in(1, own) && !is_in(0, other);
     both_in(x, y) || both_in(y, x)
 }
