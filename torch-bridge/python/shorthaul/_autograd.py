@@ -72,6 +72,8 @@ def run(
     state = None
     if program.state_bytes:
         *outputs, state = outputs
+        # What arrived is the caller's; a large buffer must not stay alive here.
+        _latest.state = None
     if len(outputs) > 1 and not is_transformed:
         for output in outputs:
             if output.requires_grad:

@@ -36,7 +36,9 @@ def statistics_of_one_domain_of_several(wrap):
 
 @program
 def statistics_that_are_viewed_flat(wrap):
-    flat = lambda m, v: (m.view(-1), v.view(-1))  # noqa: E731
+    def flat(mean, var):
+        return mean.view(-1), var.view(-1)
+
     return _twice(wrap, Stacked(torch.zeros(1, 4), torch.ones(1, 4), flat))
 
 

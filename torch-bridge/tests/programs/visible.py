@@ -280,8 +280,13 @@ def second_derivatives_at_the_bounds_of_a_huber_loss(wrap):
 @program
 def a_large_unit_matrix(wrap):
     model = nn.Linear(8, 300)
-    kernel = lambda x: model(x) @ model.weight @ model.weight.T + torch.eye(300)  # noqa: E731
-    wide = lambda x: model(x)[:, :4] @ torch.eye(4, 300, dtype=torch.float32)  # noqa: E731
+
+    def kernel(x):
+        return model(x) @ model.weight @ model.weight.T + torch.eye(300)
+
+    def wide(x):
+        return model(x)[:, :4] @ torch.eye(4, 300, dtype=torch.float32)
+
     return [training(model, wrap(kernel), randn(300, 8)), training(model, wrap(wide), randn(2, 8))]
 
 
