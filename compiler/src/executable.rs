@@ -11,6 +11,7 @@ use kernels::assemble::assemble;
 use kernels::compile::{CompileOptions, compile};
 use kernels::contraction::PriorPlans;
 use kernels::lowering::{KernelInfo, Lowered, LoweredLaunch, LoweringOptions, lower_as};
+use kernels::plan::Dependences;
 use kernels::progress::Progress;
 use kernels::run::Program;
 use kernels::templates::Templates;
@@ -35,6 +36,8 @@ pub struct Executable {
     pub on: On,
     /// The position in `kernels` of each launch, for the forward and for the backward program.
     pub launch_kernels: [Vec<usize>; 2],
+    /// What each kernel touches and writes.
+    pub dependences: Dependences,
 }
 
 impl Executable {
@@ -89,6 +92,7 @@ impl Executable {
             forward,
             backward,
             kernels: lowered.kernels,
+            dependences: lowered.dependences,
         })
     }
 }

@@ -13,7 +13,7 @@ use crate::contraction::{
 use crate::emit::{self, Arg};
 use crate::features::{CpuTarget, Pairs};
 use crate::lower::LowerError;
-use crate::plan::{self, Buffer, MemoryPlan, Touches};
+use crate::plan::{self, Buffer, Classes, Dependences, MemoryPlan, Touches};
 use crate::prelude;
 use crate::recognize::{Recognized, recognize};
 use graph::{Graph, Node, NodeKind, Recipe, Stage, Storage};
@@ -70,6 +70,8 @@ pub struct Lowered {
     pub thread_scratch_bytes: usize,
     /// What each top-level map became.
     pub kernels: Vec<KernelInfo>,
+    /// What each kernel touches and writes.
+    pub dependences: Dependences,
     /// Threads that the launches have room for; they run on fewer as well.
     pub threads: usize,
     /// Numbers that launches pass behind their buffers, where a kernel's text is shared with other sizes.
@@ -449,7 +451,9 @@ impl Lowering<'_> {
                 buffers: l.args.clone(),
             })
             .collect();
+        let classes = Classes::new(&self.graph)?;
         Ok(Lowered {
+            dependences: Dependences::new(&self.graph, &classes, &launches, &self.kernels),
             memory: plan::plan_memory(&self.graph, &touches, &self.workspaces)?,
             units,
             launches,

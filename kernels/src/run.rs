@@ -10,12 +10,15 @@ use std::ffi::{c_long, c_void};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use crate::memory::{ALIGNMENT, AlignedBuffer, Buffer};
 use crate::pool::{Pool, PoolError};
+use clock::Clock;
+
+mod clock;
 
 /// A compiled kernel: a launch calls it once for each `tid` in `0..nt`, where `nt` is the number of threads
 /// that it was planned for, with a scratch block of the calling thread's own.
@@ -287,44 +290,6 @@ pub struct LaunchTime<'a> {
     pub time: Duration,
 }
 
-/// The clock that times launches.
-struct Clock {
-    start: Instant,
-    is_alone: bool,
-}
-
-impl Clock {
-    fn new(is_alone: bool) -> Clock {
-        Clock {
-            start: Instant::now(),
-            is_alone,
-        }
-    }
-
-    fn now(&self) -> Duration {
-        let own = self.is_alone.then(thread_time).flatten();
-        own.unwrap_or_else(|| self.start.elapsed())
-    }
-}
-
-/// CPU time of the calling thread so far, if the system tells it.
-fn thread_time() -> Option<Duration> {
-    #[cfg(unix)]
-    {
-        let mut time = libc::timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        // SAFETY: the call writes to `time` alone, which lives until it returns.
-        let status = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
-        (status == 0).then(|| Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
-    }
-    #[cfg(not(unix))]
-    {
-        None
-    }
-}
-
 /// A sequence of launches with everything they need except the caller's memory.
 ///
 /// Compiled text is trusted as much as the emitter that wrote it: that each kernel
@@ -378,7 +343,7 @@ impl Program {
         self.check(externals, arena, saved)?;
         let base = |slot: usize| externals[slot].as_ptr();
         let pointers = self.resolve(base, arena.as_ptr(), saved.as_ptr());
-        self.launch_all(&pointers, Threads::of(pool), &|_| {})
+        self.launch_all(&pointers, Threads::of(pool), None, &|_| {})
     }
 
     /// Like [`Program::run`], and reports the time of each launch.
@@ -402,7 +367,7 @@ impl Program {
                 .unwrap_or_else(std::sync::PoisonError::into_inner)
                 .push(clock.now());
         };
-        self.launch_all(&pointers, threads, &note)?;
+        self.launch_all(&pointers, threads, None, &note)?;
         let ends = ends
             .into_inner()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -436,7 +401,26 @@ impl Program {
         threads: Threads<'_>,
     ) -> Result<(), RunError> {
         let pointers = self.resolve(|slot| externals[slot], arena, saved);
-        self.launch_all(&pointers, threads, &|_| {})
+        self.launch_all(&pointers, threads, None, &|_| {})
+    }
+
+    /// Like [`Program::run_raw`], but leaves out the launches that have `false` in `runs`.
+    ///
+    /// # Errors
+    /// As [`Program::run_raw`].
+    ///
+    /// # Safety
+    /// As [`Program::run_raw`], for the slots that the other launches touch.
+    pub unsafe fn run_part(
+        &self,
+        runs: &[bool],
+        externals: &[*mut u8],
+        arena: *mut u8,
+        saved: *mut u8,
+        threads: Threads<'_>,
+    ) -> Result<(), RunError> {
+        let pointers = self.resolve(|slot| externals[slot], arena, saved);
+        self.launch_all(&pointers, threads, Some(runs), &|_| {})
     }
 
     fn check(
@@ -486,12 +470,13 @@ impl Program {
         Pointers(self.args.iter().map(pointer).collect())
     }
 
-    /// Every thread walks the launches, and runs its share of the planned threads in each; `note` is called
-    /// by the calling thread before the first launch and after each.
+    /// Every thread walks the launches, or those with `true` in `runs`, and runs its share of the planned threads
+    /// in each; `note` is called by the calling thread before the first launch and after each.
     fn launch_all(
         &self,
         pointers: &Pointers,
         threads: Threads<'_>,
+        runs: Option<&[bool]>,
         note: &(dyn Fn(usize) + Sync),
     ) -> Result<(), RunError> {
         let launches = &self.parts.launches;
@@ -508,6 +493,10 @@ impl Program {
                 let own = share(member.tid)..share(member.tid + 1);
                 let mut args = pointers.start();
                 for (launch_idx, launch) in launches.iter().enumerate() {
+                    if runs.is_some_and(|runs| !runs[launch_idx]) {
+                        args = args.wrapping_add(launch.args.len());
+                        continue;
+                    }
                     for tid in own.clone() {
                         // SAFETY: `args` points to this launch's pointers, resolved from buffers that the
                         // caller lent for the whole run and checked (or vouched for) against the stated

@@ -17,6 +17,7 @@ use compiler::predict::On;
 use compiler::report::Memory;
 use compiler::{Executable, Plan};
 use pyo3::prelude::*;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Launches with the seconds they took.
@@ -134,6 +135,18 @@ impl Built {
         own.map(|l| l.map).collect()
     }
 
+    /// The part of the backward pass that computes some of the graph's outputs: for each launch, whether it is in it,
+    /// and for each output, whether the part touches its memory. `None` where all launches are needed, or for a device.
+    pub fn part_for(&self, outputs: &[usize]) -> Option<(Arc<[bool]>, Vec<bool>)> {
+        let Built::Cpu(executable, _) = self else {
+            return None;
+        };
+        let part = executable.dependences.part_for(outputs);
+        let [_, backward] = &executable.launch_kernels;
+        let runs: Arc<[bool]> = backward.iter().map(|k| part.kernels[*k]).collect();
+        runs.contains(&false).then_some((runs, part.outputs))
+    }
+
     /// Lets `n` threads run the kernels from now on, but never more than they were planned for. The
     /// results do not change.
     pub fn use_threads(&self, n: usize) {
@@ -160,7 +173,8 @@ impl Built {
                         true => &executable.backward,
                         false => &executable.forward,
                     };
-                    let times = run_cpu(program, threads.load(Ordering::Relaxed), &blocks, timed);
+                    let threads = threads.load(Ordering::Relaxed);
+                    let times = run_cpu(program, threads, &blocks, timed);
                     times.map_err(|error| CompileFailure::new_err(error.to_string()))
                 }
                 Built::Cuda(executable) => {
@@ -195,7 +209,11 @@ fn run_cpu(
         if timed {
             return run_timed(program, &slots, blocks, threads);
         }
-        program.run_raw(&slots, blocks.scratch.0, blocks.saved.0, threads)?;
+        let (scratch, saved) = (blocks.scratch.0, blocks.saved.0);
+        match &blocks.runs {
+            Some(runs) => program.run_part(runs, &slots, scratch, saved, threads)?,
+            None => program.run_raw(&slots, scratch, saved, threads)?,
+        }
     }
     Ok(Vec::new())
 }
@@ -267,6 +285,8 @@ pub struct Blocks {
     slots: Vec<Address>,
     scratch: Address,
     saved: Address,
+    /// The launches of a part of a pass; `None` for all.
+    runs: Option<Arc<[bool]>>,
 }
 
 impl Blocks {
@@ -276,7 +296,13 @@ impl Blocks {
             slots: slots.into_iter().map(Address).collect(),
             scratch: Address(scratch as *mut u8),
             saved: Address(saved as *mut u8),
+            runs: None,
         }
+    }
+
+    /// Leaves out the launches with `false`, on the CPU and without times.
+    pub fn for_part(self, runs: Option<Arc<[bool]>>) -> Blocks {
+        Blocks { runs, ..self }
     }
 }
 

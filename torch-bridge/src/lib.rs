@@ -30,6 +30,7 @@ fn supported_targets() -> Vec<&'static str> {
 fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<Program>()?;
     m.add_class::<program::Templates>()?;
+    m.add_class::<program::BackwardPart>()?;
     m.add_class::<program::Traced>()?;
     m.add_class::<optimizer::CpuStep>()?;
     m.add_class::<optimizer::PooledStep>()?;

@@ -24,7 +24,7 @@ use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::ptr::null_mut;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 create_exception!(
     shorthaul._native,
@@ -123,6 +123,16 @@ pub struct Program {
     /// Positions among the outputs that `backward` reads.
     #[pyo3(get)]
     backward_output_reads: Vec<usize>,
+}
+
+/// The part of a backward pass that computes some of the gradients.
+#[pyclass(frozen, module = "shorthaul._native")]
+pub struct BackwardPart {
+    /// For each launch of the pass, whether it is in the part.
+    runs: Arc<[bool]>,
+    /// Positions in `grad_inputs` of the gradients whose memory it touches.
+    #[pyo3(get)]
+    touched: Vec<usize>,
 }
 
 #[pymethods]
@@ -344,9 +354,10 @@ impl Program {
     /// Computes the gradients of the inputs named by `grad_inputs`.
     ///
     /// `reads` are the inputs of `backward_reads`, `output_reads` the outputs of
-    /// `backward_output_reads`, as they were in the forward pass.
+    /// `backward_output_reads`, as they were in the forward pass. Where only a `part` of the pass
+    /// runs, the addresses of gradients that it does not touch may be 0.
     #[allow(clippy::too_many_arguments)]
-    #[pyo3(signature = (grad_outputs, reads, output_reads, saved, grads, scratch, timed=false, stream=0, operators=None))]
+    #[pyo3(signature = (grad_outputs, reads, output_reads, saved, grads, scratch, timed=false, stream=0, operators=None, part=None))]
     fn backward(
         &self,
         py: Python<'_>,
@@ -359,6 +370,7 @@ impl Program {
         timed: bool,
         stream: u64,
         operators: Option<Py<PyAny>>,
+        part: Option<Py<BackwardPart>>,
     ) -> PyResult<Times> {
         expect("output gradient", grad_outputs.len(), self.n_seeds)?;
         expect("input to read", reads.len(), self.backward_reads.len())?;
@@ -385,9 +397,24 @@ impl Program {
         slots.extend(addresses(&grads));
         let blocks = Blocks::new(slots, scratch, saved);
         let called = PyOperators::new(operators);
+        let runs = part.map(|part| part.get().runs.clone());
+        let blocks = blocks.for_part(runs);
         let work = || self.built.run(py, true, blocks, timed, (stream, &called));
         let result = caught(work).unwrap_or_else(|e| Err(Failure::Internal(e).into_python(py)));
         called.outcome(py, result)
+    }
+
+    /// The part of the backward pass that computes the gradients at these positions in `grad_inputs`; `None` if it is
+    /// the whole pass.
+    fn part_of_backward(&self, wanted: Vec<usize>) -> Option<BackwardPart> {
+        let first = self.outputs.len();
+        let outputs: Vec<usize> = wanted.iter().map(|k| first + k).collect();
+        let (runs, is_touched) = self.built.part_for(&outputs)?;
+        let touched = (0..self.grad_inputs.len()).filter(|k| is_touched[first + k]);
+        Some(BackwardPart {
+            runs,
+            touched: touched.collect(),
+        })
     }
 
     /// The program's decisions, as JSON: the fields of `compiler::steering::Described`.
@@ -407,6 +434,16 @@ impl Program {
         let mut report = Report::new(built.plan(), built.kernels(), built.memory(), built.on());
         report.attentions = calls::sentences(built);
         steering::json(&report)
+    }
+}
+
+#[pymethods]
+impl BackwardPart {
+    /// How many launches it has, and how many the whole pass has.
+    #[getter]
+    fn n_launches(&self) -> (usize, usize) {
+        let own = self.runs.iter().filter(|runs| **runs).count();
+        (own, self.runs.len())
     }
 }
 

@@ -53,6 +53,14 @@ def test_networks_of_libraries_that_are_not_installed_are_skipped(tmp_path):
     assert "Traceback" not in done.stdout + done.stderr
 
 
+def test_a_network_without_numpy():
+    quick = ["--rounds", "2", "--warmup", "1", "--no-first-step", "--against", "eager,onnxruntime"]
+    done = _without(["numpy"], "yolo_block", "--small", *quick)
+    assert done.returncode == 0, done.stderr
+    assert "best peer, eager" in done.stdout
+    assert "numpy is not installed: pip install numpy" in done.stdout
+
+
 def test_peers_that_are_not_installed_are_skipped():
     quick = ["--batch", "2", "--rounds", "2", "--warmup", "1", "--no-first-step"]
     asked = ["digits_cnn", *quick, "--against", "eager,jax,onnxruntime"]

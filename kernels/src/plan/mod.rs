@@ -8,10 +8,12 @@
 //! in the graph are aliases of their input; the inputs of concatenations that stayed are ranges of their result.
 
 mod arena;
+mod needed;
 
 use crate::run::BufferRef;
 use arena::Interval;
 use graph::{Attr, ContainerId, Graph, Lifetime, Node, NodeKind, Stage, Storage, SymExpr};
+pub use needed::{Dependences, Part};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Something a launch is given.
@@ -205,14 +207,14 @@ pub fn container_bytes(graph: &Graph, id: ContainerId) -> Result<usize, PlanErro
 
 /// Containers that are the same bytes, through reshapes that stayed in the graph, or ranges of them, through
 /// concatenations that stayed.
-struct Classes {
+pub(crate) struct Classes {
     root: Vec<ContainerId>,
     /// The first byte of each container in its root.
     start: Vec<usize>,
 }
 
 impl Classes {
-    fn new(graph: &Graph) -> Result<Classes, PlanError> {
+    pub(crate) fn new(graph: &Graph) -> Result<Classes, PlanError> {
         let root: Vec<ContainerId> = graph.container_ids().collect();
         let start = vec![0; root.len()];
         let mut classes = Classes { root, start };

@@ -21,6 +21,7 @@ import torch
 from torch.autograd import profiler
 
 from . import _attention, _native
+from ._asked import Asked
 from ._errors import ShorthaulError
 from ._program import GradientPlan, Program, TensorSpec
 
@@ -139,7 +140,7 @@ class _Passes(torch.autograd.Function):
             _refuse_batches(grads, refusal)
         if rerun is not None:
             rerun.release(ctx)
-        plan = program.gradients_of([grad is not None for grad in grads])
+        plan = _plan(ctx, program, grads)
         result = [None] * (len(program.inputs) + 1)
         if not torch.is_grad_enabled():
             _fill(program, plan, grads, kept, result)
@@ -159,6 +160,16 @@ class _Passes(torch.autograd.Function):
 _apply = super(torch.autograd.Function, _Passes).apply
 
 
+def _plan(ctx, program: Program, grads: Sequence[torch.Tensor | None]) -> GradientPlan:
+    """The plan of a backward pass for these gradients, and for what autograd goes on with."""
+    are_given = tuple(grad is not None for grad in grads)
+    if len(program.grad_inputs) > 1:
+        asked = Asked(ctx)
+        if not asked.is_for_all:
+            return program.gradients_of(are_given, tuple(i in asked for i in program.grad_inputs))
+    return program.gradients_of(are_given)
+
+
 def _fill(program: Program, plan: GradientPlan, grads, kept, result: list) -> list[torch.Tensor]:
     """Puts the gradients of the inputs into ``result``; returns those that kernels computed."""
     for i in plan.zeros:
@@ -168,7 +179,7 @@ def _fill(program: Program, plan: GradientPlan, grads, kept, result: list) -> li
     n_reads, n_kept = len(program.backward_reads), program.n_kept
     saved = kept[n_kept] if program.saved_bytes else None
     given = [grads[i] for i in plan.given]
-    made = backward(program, given, kept[:n_reads], kept[n_reads:n_kept], saved)
+    made = backward(program, given, kept[:n_reads], kept[n_reads:n_kept], saved, plan.part)
     found = []
     for k, at in plan.computed:
         result[at] = made[k]
@@ -254,9 +265,16 @@ def backward(
     reads: Sequence[torch.Tensor],
     output_reads: Sequence[torch.Tensor],
     saved: torch.Tensor | None,
-) -> list[torch.Tensor]:
-    """The gradients of ``program.grad_inputs``."""
-    grads = [torch.empty_like(look) for look in program.grad_looks]
+    part: _native.BackwardPart | None = None,
+) -> list[torch.Tensor | None]:
+    """The gradients of ``program.grad_inputs``, or only those that ``part`` touches."""
+    is_plain = timings is None and not program.runs_cuda_text and not profiler._is_profiler_enabled
+    if part is None or not is_plain:
+        part, grads = None, [torch.empty_like(look) for look in program.grad_looks]
+    else:
+        grads = [None] * len(program.grad_looks)
+        for k in part.touched:
+            grads[k] = torch.empty_like(program.grad_looks[k])
     given = [
         _as_program_wants(program, grad, spec)
         for grad, spec in zip(grad_outputs, program.differentiable_outputs, strict=True)
@@ -269,11 +287,11 @@ def backward(
         _kept_addresses(reads, program.inputs, program.backward_reads),
         _kept_addresses(output_reads, program.outputs, program.native.backward_output_reads),
         _address(saved),
-        [grad.data_ptr() for grad in grads],
+        [_address(grad) for grad in grads],
         _address(scratch),
     )
-    if timings is None and not program.runs_cuda_text and not profiler._is_profiler_enabled:
-        _call(program.native.backward, *arguments)
+    if is_plain:
+        _call(program.native.backward, *arguments, False, 0, None, part)
         program.give_back(scratch)
         return grads
     _launch(

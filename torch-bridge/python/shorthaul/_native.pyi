@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias, final
 
 __all__ = [
+    "BackwardPart",
     "BudgetFailure",
     "CompileFailure",
     "CpuStep",
@@ -87,6 +88,13 @@ class RecipeFailure(Exception):
 
 class OnnxFailure(Exception):
     """An ONNX file cannot be read or made; the message says why."""
+
+@final
+class BackwardPart:
+    @property
+    def touched(self) -> list[int]: ...
+    @property
+    def n_launches(self) -> tuple[int, int]: ...
 
 @final
 class Templates:
@@ -184,6 +192,7 @@ class Program:
         stream: int = 0,
         operators: Callable[[int], object] | None = None,
     ) -> _Times: ...
+    def part_of_backward(self, wanted: Sequence[int]) -> BackwardPart | None: ...
     def backward(
         self,
         grad_outputs: Sequence[int],
@@ -195,6 +204,7 @@ class Program:
         timed: bool = False,
         stream: int = 0,
         operators: Callable[[int], object] | None = None,
+        part: BackwardPart | None = None,
     ) -> _Times: ...
     def decisions(self) -> str: ...
     def report(self) -> str: ...

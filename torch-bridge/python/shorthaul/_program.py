@@ -11,7 +11,7 @@ import functools
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -31,6 +31,9 @@ from ._errors import (
 from ._memory import Blocks
 from ._place import Place
 from ._second_derivatives import Rerun
+
+#: Plans of backward passes that a program keeps; random choices of gradients could make many.
+_MOST_PLANS = 256
 
 _ALIGNMENT = 64  # bytes; a cache line, and the widest vector
 
@@ -60,6 +63,8 @@ class GradientPlan:
     zeros: list[int]
     #: Two positions of each gradient that autograd gets: in the program and in the result.
     computed: list[tuple[int, int]]
+    #: The part of the native pass that computes these; ``None``: all of it.
+    part: _native.BackwardPart | None = None
 
 
 @dataclass(eq=False)
@@ -107,8 +112,8 @@ class Program:
     #: Operators of PyTorch that a pass calls between its launches.
     forward_calls: list[Call] = field(default_factory=list)
     backward_calls: list[Call] = field(default_factory=list)
-    #: Plans of backward passes; the key says which outputs have a gradient.
-    _gradient_plans: dict[tuple[bool, ...], GradientPlan] = field(default_factory=dict)
+    #: Plans of backward passes; the key says which outputs have a gradient, and which are wanted.
+    _gradient_plans: dict[tuple, GradientPlan] = field(default_factory=dict)
 
     def __post_init__(self):
         for spec, output in zip(self.outputs, self.captured.outputs, strict=True):
@@ -170,24 +175,39 @@ class Program:
         if block is not None:
             self.blocks.give_back(block)
 
-    def gradients_of(self, are_given: Sequence[bool]) -> GradientPlan:
+    def gradients_of(
+        self, are_given: tuple[bool, ...], are_wanted: tuple[bool, ...] | None = None
+    ) -> GradientPlan:
         """The plan of a backward pass in which these outputs have a gradient.
 
-        As in eager, inputs on which none of them depends get ``None``, not zeros.
+        As in eager, inputs on which none of them depends get ``None``, not zeros. ``are_wanted``
+        has an entry for each of ``grad_inputs``; ``None``: all of them are.
         """
-        key = tuple(are_given)
+        key = are_given, are_wanted
         plan = self._gradient_plans.get(key)
         if plan is None:
-            pairs = zip(self.reaches, key, strict=False)
-            reached = set().union(*(inputs for inputs, is_given in pairs if is_given))
-            given = self.differentiable_user_outputs
-            plan = self._gradient_plans[key] = GradientPlan(
-                given,
-                any(key[i] for i in given),
-                [i for i in self.zero_inputs if i in reached],
-                [(k, i + 1) for k, i in enumerate(self.grad_inputs) if i in reached],
-            )
+            if len(self._gradient_plans) >= _MOST_PLANS:
+                self._gradient_plans.clear()
+            plan = self._gradient_plans[key] = self._gradient_plan(are_given, are_wanted)
         return plan
+
+    def _gradient_plan(
+        self, are_given: tuple[bool, ...], are_wanted: tuple[bool, ...] | None
+    ) -> GradientPlan:
+        pairs = zip(self.reaches, are_given, strict=False)
+        reached = set().union(*(inputs for inputs, is_given in pairs if is_given))
+        given = self.differentiable_user_outputs
+        wanted = are_wanted or [True] * len(self.grad_inputs)
+        computed = [
+            (k, i + 1) for k, i in enumerate(self.grad_inputs) if i in reached and wanted[k]
+        ]
+        return GradientPlan(
+            given,
+            bool(computed) and any(are_given[i] for i in given),
+            [i for i in self.zero_inputs if i in reached],
+            computed,
+            None if all(wanted) else self.native.part_of_backward([k for k, _ in computed]),
+        )
 
     def planned(self, recipe: str | None, budget: float | None = None) -> str:
         """The same graph planned for the CPU under a recipe's text and a budget, not compiled.

@@ -9,7 +9,6 @@ did. Never compiles anything itself.
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import torch
 from torch import fx
 
 from . import _autocast, _random_numbers
+from ._asked import Asked
 from ._capture import Captured
 from ._errors import ShorthaulError
 from ._pytorch_names import has_saved_tensors_hooks
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from ._program import Program
 
 log = logging.getLogger("shorthaul")
-
-#: PyTorch's own entries to its autograd.
-_CALLS = (torch.autograd.grad.__code__, torch.autograd.backward.__code__)
 
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 
@@ -148,7 +145,7 @@ class Rerun:
                     f"{list(tensor.shape)}, was written in place after the forward pass"
                 )
             inputs[i] = tensor
-        asked = _Asked(ctx)
+        asked = Asked(ctx)
         if creates_graph and not are_batched:
             found = self._compiled(asked, inputs, grads)
             if found is not None:
@@ -194,7 +191,7 @@ class Rerun:
             gradients[i] = gradient
         return gradients
 
-    def _compiled(self, asked: _Asked, inputs: Sequence[torch.Tensor], grads) -> list | None:
+    def _compiled(self, asked: Asked, inputs: Sequence[torch.Tensor], grads) -> list | None:
         """The same by kernels, compiled at the first call; ``None`` where they cannot be used."""
         if self.draws or self.written or self.way.autocast:
             return None
@@ -221,42 +218,6 @@ class Rerun:
             return None
         found = compute(given, grads)
         return [found[position] for position in self.positions]
-
-
-class _Asked:
-    """Which gradients the backward pass that runs now is for, as far as that can be known.
-
-    PyTorch tells functions of results whether it goes on with them, but not leaves: the tensors
-    that ``torch.autograd.grad`` was called with are found in its frame.
-    """
-
-    def __init__(self, ctx):
-        self.ctx = ctx
-        self.leaves = _leaves_asked_for()
-
-    def __contains__(self, i: int) -> bool:
-        """Whether the gradient of the program's ``i``-th input is asked for."""
-        if not self.ctx.needs_input_grad[i + 1]:
-            return False
-        source = self.ctx.next_functions[i][0]
-        leaf = getattr(source, "variable", None)
-        if leaf is None:
-            return source is None or torch._C._will_engine_execute_node(source)
-        return self.leaves is None or any(leaf is one for one in self.leaves)
-
-
-def _leaves_asked_for() -> Sequence[torch.Tensor] | None:
-    """The tensors that the innermost call of PyTorch's autograd names; ``None``: any."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code not in _CALLS:
-        frame = frame.f_back
-    given = frame.f_locals if frame is not None else {}
-    if given.get("inputs") is None:
-        return None
-    tensors = given.get("inputs_tuple", given["inputs"])
-    if not isinstance(tensors, tuple) or not tensors:
-        return None
-    return tensors if all(isinstance(one, torch.Tensor) for one in tensors) else None
 
 
 def _read_by_users(captured: Captured) -> set[str]:

@@ -11,15 +11,17 @@ import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import nn
 
 import shorthaul.onnx
 
 from .options import OPTIMIZERS, Setting
+
+if TYPE_CHECKING:
+    import numpy as np
 
 #: What :func:`shorthaul.onnx.grad` calls the optimizers: SGD has momentum.
 _OPTIMIZERS = {"sgd": "momentum", "adamw": "adamw"}
@@ -61,6 +63,8 @@ def _updates(
 
     Parameters and state stay in ONNX Runtime's memory.
     """
+    import numpy as np
+
     own = {f"model.{name}": x.detach().numpy() for name, x in model.state_dict().items()}
     given, batch = {}, []
     for place in session.get_inputs():
@@ -129,6 +133,7 @@ def _exported(model: nn.Module, inputs: Sequence[torch.Tensor]) -> bytes:
 
 def _onnxruntime() -> Any:
     try:
+        import numpy  # noqa: F401 - ONNX Runtime needs it, PyTorch does not
         import onnxruntime
         import onnxscript  # noqa: F401 - PyTorch's exporter needs it
     except ModuleNotFoundError as error:
