@@ -218,7 +218,7 @@ def test_limits_are_what_a_step_is_held_against(tmp_path, capsys):
     speed = used["bytes_moved"] / seconds / 1e9
     assert used["of_copy"] == pytest.approx(speed / machine["copy_gb_s"])
     assert 0 < used["of_product"] < 1
-    assert "of a copy's speed" in capsys.readouterr().out
+    assert "of the copy bandwidth" in capsys.readouterr().out
 
 
 def test_networks_are_listed(capsys):
@@ -287,7 +287,10 @@ def test_a_peer_that_crashes_alone_too_is_left_out(monkeypatch, capsys):
     }
     said = capsys.readouterr().out
     assert "the process ended with signal 11" in said
-    assert "without Shorthaul, channels_last ends so too: measured again without" in said
+    assert (
+        "channels_last also crashes without Shorthaul; measuring again without channels_last"
+        in said
+    )
 
 
 #: The entries of AdamW's state that are moments of gradients.

@@ -153,5 +153,5 @@ def test_other_settings_that_change_times_are_recorded(monkeypatch):
     assert said[0] == said[1] == "in an environment that was not recorded"
     assert said[2:] == [
         "in a plain environment",
-        "with huge pages and kept memory for all variants",
+        "with huge pages and an allocator that keeps freed memory, for all variants",
     ]

@@ -25,9 +25,11 @@ def limited(name, n_bytes, operations, **more):
 
 
 def test_a_page_escapes_what_it_shows():
-    record = {"torch": "<b>", "command": "<i>", "environment": {"variables": {"OMP_A": "<u>"}}}
+    record = {"torch": "<b>", "c_compiler": "cc 12", "logical_cpus": 2, "command": "<i>"}
+    record["environment"] = {"variables": {"OMP_A": "<u>"}}
     text = page.page([limited("<script>", 1e8, 1e8)], [record])
     assert not re.search("<script>|<b>|<i>|<u>", text)
+    assert "C compiler: cc 12, number of processors: 2" in text
     for escaped in ("&lt;script&gt;", "torch &lt;b&gt;", "&lt;i&gt;", "OMP_A=&lt;u&gt;"):
         assert escaped in text
 
@@ -53,7 +55,7 @@ def test_the_roof_is_drawn_on_logarithmic_axes():
     (line,) = re.findall(r'class="roof" d="M([^"]+)"', drawn)
     corners = [tuple(map(float, corner.split())) for corner in line.split("L")]
     assert corners == [slope, bend, (flat[0], bend[1])]
-    assert "flat: 100 operations per byte, 10 GFLOP/s, 10% of the roof" in drawn
+    assert "flat: 100 operations per byte, 10 GFLOP/s, 10 % of the roof" in drawn
     assert roofline.draw([measured()], str) == ""
 
 

@@ -131,7 +131,7 @@ def sentence(recorded: object) -> str:
         return "in an environment that was not recorded"
     if recorded.get("is_plain", True):
         return "in a plain environment"
-    return "with huge pages and kept memory for all variants"
+    return "with huge pages and an allocator that keeps freed memory, for all variants"
 
 
 def give_back_free_memory() -> None:

@@ -40,9 +40,12 @@ def stepper(setting: Setting, model: nn.Module, inputs: Sequence[torch.Tensor]) 
     """
     jax = _jax()
     if setting.dtype not in ("f32", "bf16"):
-        raise RuntimeError("the peer in JAX computes in f32 or bf16")
+        raise RuntimeError("the JAX peer computes in f32 or bf16")
     if setting.threads != (n_processors := len(os.sched_getaffinity(0))):
-        raise RuntimeError(f"JAX takes one thread for each of the {n_processors} processors")
+        raise RuntimeError(
+            f"JAX uses one thread for each of the {n_processors} processors: use --threads "
+            f"{n_processors}, or change the processors (taskset)"
+        )
     is_training = setting.mode != "forward"
     traced = _WithLoss(setting, model) if is_training else model
     with torch.no_grad():
@@ -151,11 +154,11 @@ class Translated:
         missing = {str(n.target) for n in self._nodes if n.op == "call_function"}
         missing -= self._operators.keys()
         if missing:
-            raise RuntimeError(f"the peer in JAX lacks {', '.join(sorted(missing))}")
+            raise RuntimeError(f"the JAX peer lacks {', '.join(sorted(missing))}")
         # JAX's arrays have no strides: only memory in the order of the elements can be read.
         strided = [n for n in self._nodes if str(n.target) == "aten.as_strided.default"]
         if not all(n.args[0].meta["val"].is_contiguous() for n in strided):
-            raise RuntimeError("the peer in JAX has no views of transposed memory")
+            raise RuntimeError("the JAX peer has no views of transposed memory")
 
     def split_state(self) -> tuple[dict, dict]:
         """Parameters, and buffers with constants, by name."""
@@ -350,13 +353,13 @@ def _as_strided(x, size, stride, offset=None):
         dense *= n
     fits = all(n == 1 or a == b for n, a, b in zip(size, stride, expected, strict=True))
     if offset or dense != x.size or not fits:
-        raise RuntimeError("the peer in JAX has no views with strides")
+        raise RuntimeError("the JAX peer has no views with strides")
     return x.reshape(size)
 
 
 def _embedding_bag(table, rows, offsets, scaled=False, mode=0, sparse=False, *others, **named):
     if scaled or mode or sparse or others or named:
-        raise RuntimeError("the peer in JAX has sums of embeddings without options only")
+        raise RuntimeError("the JAX peer supports EmbeddingBag only as a plain sum")
     bag = _jax().numpy.searchsorted(offsets, _jax().numpy.arange(rows.size), side="right") - 1
     sums = _jax().ops.segment_sum(table[rows], bag, offsets.size, indices_are_sorted=True)
     return sums, None, None, None
@@ -372,7 +375,7 @@ def _convolution(x, weight, bias, stride, padding, dilation, transposed, _extra,
     n = x.ndim - 2
     if transposed:
         if groups != 1:
-            raise RuntimeError("the peer in JAX has no grouped transposed convolution")
+            raise RuntimeError("the JAX peer has no grouped transposed convolution")
         weight = weight.swapaxes(0, 1)[(slice(None), slice(None), *[slice(None, None, -1)] * n)]
         reach = [
             d * (k - 1) - p for d, k, p in zip(dilation, weight.shape[2:], padding, strict=True)
@@ -453,7 +456,7 @@ def _max_pool(x, kernel, stride=(), padding=0, dilation=1, ceil=False):
 
 def _average_pool(x, kernel, stride=(), padding=0, ceil=False, counts_padding=True, divisor=None):
     if ceil or divisor or not counts_padding:
-        raise RuntimeError("the peer in JAX has average pools only without options")
+        raise RuntimeError("the JAX peer supports average pools only without options")
     windows, _ = _windows(x, kernel, stride, padding)
     total = _jax().lax.reduce_window(x, 0.0, _jax().lax.add, **windows)
     n = 1

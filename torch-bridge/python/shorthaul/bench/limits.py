@@ -14,6 +14,7 @@ from .._limits import peak
 from .._machine import limits
 from ..models.example import Inputs
 from .options import Setting
+from .results import short
 from .variants import precision
 
 
@@ -42,11 +43,13 @@ def used(counted: dict, median_ms: float, machine: dict) -> dict:
 
 def sentence(found: dict, machine: dict) -> str:
     """One line for the terminal."""
+    moved, computed = found["bytes_moved"] / 1e9, found["operations"] / 1e9
+    in_bf16 = f", {machine['pair_gflop_s']:,.0f} in bf16" if "pair_gflop_s" in machine else ""
     return (
-        f"moves {found['bytes_moved'] / 1e9:.3g} GB at {found['of_copy']:.0%} of a copy's speed "
-        f"({machine['copy_gb_s']:.1f} GB/s), computes {found['operations'] / 1e9:.3g} GFLOP at "
-        f"{found['of_product']:.0%} of a large product's ({machine['product_gflop_s']:.0f} GFLOP/s"
-        + (f", in bf16 {machine['pair_gflop_s']:.0f})" if "pair_gflop_s" in machine else ")")
+        f"moves {short(moved)} GB ({100 * found['of_copy']:.0f} % of the copy bandwidth, "
+        f"{machine['copy_gb_s']:.1f} GB/s); computes {short(computed)} GFLOP "
+        f"({100 * found['of_product']:.0f} % of a large matrix product's "
+        f"{machine['product_gflop_s']:,.0f} GFLOP/s{in_bf16})"
     )
 
 

@@ -35,7 +35,7 @@ def stepper(setting: Setting, model: nn.Module, inputs: Sequence[torch.Tensor]) 
     Raises ``RuntimeError`` where ONNX Runtime is missing, or for a setting that it cannot measure.
     """
     if setting.dtype != "f32":
-        raise RuntimeError("the peer in ONNX Runtime computes in f32")
+        raise RuntimeError("the ONNX Runtime peer computes in f32")
     onnxruntime = _onnxruntime()
     if setting.mode == "forward":
         made, target = _exported(model, inputs), ()
@@ -113,7 +113,7 @@ def _loss(
     """The name of the example's loss in a training graph, and what it is compared with."""
     example = setting.example
     if example.loss_of is not None:
-        raise RuntimeError("the peer in ONNX Runtime cannot compute a network's own loss")
+        raise RuntimeError("the ONNX Runtime peer cannot compute a network's own loss")
     with torch.no_grad():
         rows = _Rows(model)(*inputs)
     if example.n_classes is None:

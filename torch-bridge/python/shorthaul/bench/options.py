@@ -95,7 +95,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         return options
     if options.page_from:
         if options.names or not options.html or options.json or options.compare:
-            parser.error("--page-from FILE... measures nothing: give --html, and nothing else")
+            parser.error(
+                "--page-from measures nothing: it needs --html, and takes no networks, --json or "
+                "--compare"
+            )
         return options
     if "all" in options.names:
         options.names = list(EXAMPLES)

@@ -11,7 +11,7 @@ import statistics
 
 from . import environment, roofline
 from .limits import sentence
-from .results import error_of
+from .results import error_of, short
 from .svg import svg
 
 _COLOURS = {
@@ -23,6 +23,9 @@ _COLOURS = {
     "jax": "#5fa8a0",
     "onnxruntime": "#c2a83e",
 }
+
+#: What the page calls the entries of a record that are not named as a reader would.
+_LABELS = {"c_compiler": "C compiler:", "logical_cpus": "number of processors:"}
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
@@ -68,7 +71,7 @@ def page(results: list[dict], machines: list[dict]) -> str:
 def _about(machine: dict) -> str:
     """Versions, processor, environment and command of a run; older files have fewer of these."""
     said = [
-        f"{name} {value}"
+        f"{_LABELS.get(name, name)} {value}"
         for name, value in machine.items()
         if name != "command" and isinstance(value, (str, int))
     ]
@@ -77,7 +80,7 @@ def _about(machine: dict) -> str:
     if isinstance(recorded, dict) and isinstance(recorded.get("variables"), dict):
         said += [f"{name}={value}" for name, value in recorded["variables"].items()]
         said.append(f"huge pages: {recorded.get('huge_pages')}")
-        said.append(f"processors: {recorded.get('processors')}")
+        said.append(f"used processors: {recorded.get('processors')}")
     command = html.escape(str(machine.get("command", "")))
     return f"<p>{html.escape(', '.join(said))}<br><code>{command}</code></p>"
 
@@ -104,7 +107,7 @@ def _legend(results: list[dict]) -> str:
 
 def _mean(results: list[dict]) -> str:
     """How Shorthaul compares with the best peer of each measurement, all together."""
-    best = [min(r["median"] for r in of.values()) for of in _ratios(results) if of]
+    best = [r["ratios"][r["best_peer"]]["median"] for r in results if r.get("best_peer")]
     if not best:
         return ""
     mean = statistics.geometric_mean(best)
@@ -113,10 +116,6 @@ def _mean(results: list[dict]) -> str:
         f"(geometric mean of {len(best)}), at least {min(best):.2f} and at most {max(best):.2f} "
         "times.</p>"
     )
-
-
-def _ratios(results: list[dict]) -> list[dict]:
-    return [result.get("ratios", {}) for result in results]
 
 
 def _memory(results: list[dict]) -> str:
@@ -135,11 +134,6 @@ def _first_steps(results: list[dict]) -> str:
         "tracer were loaded.</p>\n"
     )
     return said + _bars(of, "s") if any(values for _, values in of) else ""
-
-
-def _short(value: float) -> str:
-    """Three digits, all digits before the point."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _bars(rows: list[tuple[dict, dict[str, float]]], unit: str) -> str:
@@ -172,7 +166,7 @@ def _bars(rows: list[tuple[dict, dict[str, float]]], unit: str) -> str:
             behind = f" · {ratio['median']:.2f}×" if ratio else ""
             shapes.append(
                 f'<text x="{value * scale + _LEFT + 6 + spread * scale / 2:.1f}" '
-                f'y="{y + _BAR - 6:.1f}">{_short(value)} {unit}{behind}</text>'
+                f'y="{y + _BAR - 6:.1f}">{short(value)} {unit}{behind}</text>'
             )
             y += _BAR
         y += 12
@@ -225,8 +219,8 @@ def _limits(results: list[dict]) -> str:
         return ""
     names = {
         "copy_gb_s": "copy, GB/s read and written",
-        "product_gflop_s": "large product, GFLOP/s",
-        "pair_gflop_s": "large product in bf16, GFLOP/s",
+        "product_gflop_s": "large matrix product, GFLOP/s",
+        "pair_gflop_s": "large matrix product in bf16, GFLOP/s",
     }
     heads = "".join(f"<th>{head}</th>" for head in ("limit", "threads", "lowest", "highest"))
     rows = []
@@ -235,7 +229,7 @@ def _limits(results: list[dict]) -> str:
             found = [
                 r["limits"][name] for r in of if r["threads"] == threads and name in r["limits"]
             ]
-            cells = (said, str(threads), f"{min(found):.1f}", f"{max(found):.1f}")
+            cells = (said, str(threads), f"{min(found):,.1f}", f"{max(found):,.1f}")
             rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     uses = [
         f"<li>{html.escape(_title(r))}: {html.escape(sentence(r['used'], r['limits']))}</li>"
@@ -244,7 +238,9 @@ def _limits(results: list[dict]) -> str:
     return (
         "<h2>Limits of the machine</h2>\n<p>The lowest and highest of the best speeds that each "
         f"process reached.</p>\n<table>{'<tr>' + heads + '</tr>'}{''.join(rows)}</table>\n"
-        f"<h2>Use of the machine</h2><ul>{''.join(uses)}</ul>"
+        "<h2>Use of the machine</h2>\n<p>More than 100 % is possible: the limits are measured with "
+        "one copy of a large array and one product of 2,048 × 2,048 matrices. Products of other "
+        f"sizes may be faster, and caches serve some of the bytes.</p>\n<ul>{''.join(uses)}</ul>"
     )
 
 

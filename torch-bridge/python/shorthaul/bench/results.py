@@ -88,6 +88,11 @@ def error_of(entry: dict) -> str:
     return f"{found['median']:.1e}" if "median" in found else "failed" if found else ""
 
 
+def short(value: float) -> str:
+    """Three digits, all digits before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def print_mean(results: list[dict]) -> None:
     """The geometric mean of the ratios to the best peers, where there are several."""
     found = [r["ratios"][r["best_peer"]]["median"] for r in results if r.get("best_peer")]

@@ -1,7 +1,7 @@
 """The roofline plot: operations for each byte against operations per second.
 
-Owns the drawing, in SVG. The roof is what memory and arithmetic allow at best: the speed of a copy
-times the operations for each byte, and at most the speed of a large product.
+Owns the drawing, in SVG. The roof is what memory and arithmetic allow at best: the copy bandwidth
+times the operations for each byte, and at most the speed of a large matrix product.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import html
 import math
 from collections.abc import Callable
 
+from .results import short
 from .svg import svg
 
 #: Width and height of a drawing, and the margins left of, right of, above and below its field.
@@ -78,8 +79,8 @@ def draw(results: list[dict], title: Callable[[dict], str]) -> str:
     line = "L".join(f"{x_of(x):.1f} {y_of(y):.1f}" for x, y in corners)
     shapes.append(f'<path class="roof" d="M{line}" fill="none" stroke="#1b6ca8"/>')
     for result, (x, y) in placed:
-        said = f"{title(result)}: {x:.3g} operations per byte, {y:.3g} GFLOP/s, "
-        said += f"{y / roof(x, machine):.0%} of the roof"
+        said = f"{title(result)}: {short(x)} operations per byte, {short(y)} GFLOP/s, "
+        said += f"{100 * y / roof(x, machine):.0f} % of the roof"
         shapes.append(
             f'<circle cx="{x_of(x):.1f}" cy="{y_of(y):.1f}" r="4" fill="#1b6ca8">'
             f"<title>{html.escape(said)}</title></circle>"

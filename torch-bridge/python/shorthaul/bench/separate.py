@@ -36,8 +36,12 @@ def run(setting: Setting, options: argparse.Namespace) -> tuple[list[dict], bool
             found = {peer: alone.crash(setting, peer) for peer in peers}
             crashing = {peer: ending for peer, ending in found.items() if ending}
         if crashing:
-            names = ", ".join(crashing)
-            print(f"without Shorthaul, {names} ends so too: measured again without", flush=True)
+            names = " and ".join(crashing)
+            verb = "crashes" if len(crashing) == 1 else "crash"
+            print(
+                f"{names} also {verb} without Shorthaul; measuring again without {names}",
+                flush=True,
+            )
             others = [peer for peer in peers if peer not in crashing]
             code = _ended(setting, options, others, written)
         results = json.loads(written.read_text())["results"] if written.exists() else []
