@@ -16,8 +16,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs" / "src").glob("*.md")))
+#: The last one describes the package in a package index, where relative links lead nowhere.
 OTHERS = tuple(
-    ROOT / n for n in ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md")
+    ROOT / name
+    for name in (
+        *("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md"),
+        "torch-bridge/README.md",
+    )
 )
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -21,7 +21,9 @@ pytest.importorskip("onnxscript")
 
 
 GUIDE = ROOT / "docs" / "src"
-WITH_PYTHON = [page for page in PAGES if any(b.language == "python" for b in blocks(page))]
+WITH_PYTHON = [
+    page for page in (*PAGES, *OTHERS) if any(b.language == "python" for b in blocks(page))
+]
 
 
 def run_python(page):
@@ -43,6 +45,7 @@ def run_python(page):
 def test_pages_have_python():
     names = {name_of(page) for page in WITH_PYTHON}
     assert {"README.md", "docs/src/pytorch.md", "docs/src/onnx.md"} <= names
+    assert "torch-bridge/README.md" in names
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=name_of)
@@ -78,6 +81,11 @@ def test_links_lead_somewhere(page, target, heading):
     if page.parent == GUIDE:
         # A built book has the files of the guide only; other files are named by their path.
         assert (page.parent / target).resolve().is_relative_to(GUIDE)
+
+
+def test_the_description_of_the_package_has_no_relative_links():
+    text = (ROOT / "torch-bridge/README.md").read_text(encoding="utf-8")
+    assert not re.search(r"\]\((?!https://)", text)
 
 
 def named_files():

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+import torch
+
 from .judge import COUNTED, DIFFERENT, NATIVE, OUT, REFUSED, THROUGH_TORCH, VIEW, Verdict
 from .samples import N_SAMPLES
 
@@ -17,9 +19,9 @@ _INTRODUCTION = """# Coverage of PyTorch's operators
 Written by `cd torch-bridge/tests && python -m operator_coverage`; do not edit.
 
 This page lists which of PyTorch's operators run in Shorthaul's kernels. The operators are those of
-PyTorch's own test database (`op_db`) that take float32. For each one, up to {n_samples} of the
-smallest samples of different kinds run in `shorthaul.module`, forward and backward. Results and
-gradients are compared with eager PyTorch in float64, by the rule of
+the test database (`op_db`) of PyTorch {version} that take float32. For each one, up to {n_samples}
+of the smallest samples of different kinds run in `shorthaul.module`, forward and backward. Results
+and gradients are compared with eager PyTorch in float64, by the rule of
 `torch-bridge/tests/against_eager.py`: the error may be at most twice that of eager in float32, plus
 10⁻⁶ of the largest value. If a sum nearly cancels, eager's own error varies at random. The error
 may then be twice as large as the change of the float64 result when every operand and incoming
@@ -48,7 +50,7 @@ def text_of(verdicts: Iterable[Verdict]) -> str:
     whole = [v for v in ordered if set(v.samples) & set(COUNTED)]
     n_native = sum(set(v.samples) & set(COUNTED) == {NATIVE} for v in whole)
     lines = [
-        _INTRODUCTION.format(n_samples=N_SAMPLES),
+        _INTRODUCTION.format(version=torch.__version__.partition("+")[0], n_samples=N_SAMPLES),
         "| | samples | |",
         "|---|---|---|",
         *(
