@@ -139,8 +139,13 @@ def annotated(annotation: Any) -> str:
 
 
 def markdown(doc: str | None) -> str:
-    """A docstring with Markdown's code marks and no references of Sphinx."""
-    text = re.sub(r":(?:func|class|meth|mod|attr):`~?([^`]+)`", r"`\1`", doc or "")
+    """A docstring with Markdown's code marks and no references of Sphinx.
+
+    Paragraphs on what a module owns are for its readers, not for its users.
+    """
+    paragraphs = (doc or "").split("\n\n")
+    kept = (one for one in paragraphs if not one.startswith(("Owns ", "This module owns ")))
+    text = re.sub(r":(?:func|class|meth|mod|attr):`~?([^`]+)`", r"`\1`", "\n\n".join(kept))
     return text.replace("``", "`")
 
 

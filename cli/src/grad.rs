@@ -39,14 +39,15 @@ pub struct Grad {
     /// first) or inside (the file holds these zeros, and 1 as `step`, as defaults)
     #[arg(long, value_name = "WHERE", requires = "optimizer")]
     optimizer_state: Option<OptimizerState>,
-    /// Initializers, constants or inputs to differentiate by, separated by commas (default: the initializers that are
-    /// parameters; if there are none, the values of Constant nodes with more than one real number)
+    /// Initializers, constants or inputs with respect to which the loss is differentiated, separated by commas
+    /// (default: the initializers that are parameters; if there are none, the values of Constant nodes with more than
+    /// one real number)
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     wrt: Option<Vec<String>>,
     /// With an optimizer: leave out the outputs NAME.grad, which take time to write
     #[arg(long, requires = "optimizer")]
     no_gradients: bool,
-    /// How much of each label cross-entropy spreads over all classes
+    /// Label smoothing: the fraction of each label that cross-entropy spreads over all classes
     #[arg(long, value_name = "PART", default_value_t = 0.0)]
     label_smoothing: f64,
     /// The form of BatchNormalization and Dropout: file (each node's own), train (statistics of

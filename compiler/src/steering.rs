@@ -252,7 +252,7 @@ fn cut_rows(report: &Report) -> Vec<DecisionRow> {
         let placed = kernel.cuts.as_ref()?;
         let blocking = &placed.cuts.blocking;
         let what = match blocking {
-            Blocking::Winograd => "minimal filtering computes the convolution".to_string(),
+            Blocking::Winograd => "it is a Winograd convolution".to_string(),
             Blocking::Cuts(_) => format!("the contraction is cut as {blocking}"),
         };
         let us = kernel

@@ -232,7 +232,7 @@ pub enum Blocking {
     /// The definition, cut into blocks. Each part has numbers of its own. The generator of the kernel makes and checks
     /// them.
     Cuts(Vec<[i64; 8]>),
-    /// A convolution of 3×3 taps by minimal filtering (Winograd).
+    /// A 3×3 convolution as a Winograd convolution.
     Winograd,
 }
 

@@ -4,7 +4,7 @@
 //! them, so what CPUID says is verified by running a compiled probe in a child
 //! process, once per compiler and CPU (remembered in the cache).
 //! `SHORTHAUL_ISA=avx512|avx2|portable` forces a choice, `SHORTHAUL_PAIRS=tiles|dots|plain|none` one of
-//! the instructions for bf16, and `SHORTHAUL_WINOGRAD=off` turns minimal filtering off. Never compiles
+//! the instructions for bf16, and `SHORTHAUL_WINOGRAD=off` turns Winograd convolutions off. Never compiles
 //! kernels.
 
 mod pairs;
@@ -196,8 +196,8 @@ pub struct CpuTarget {
     pub cflags: Vec<String>,
     /// How products of bf16 numbers are computed, where that is faster than in single precision.
     pub pairs: Option<Pairs>,
-    /// Whether convolutions of 3×3 taps may be computed by minimal filtering (Winograd), whose rounding differs from
-    /// that of the definition.
+    /// Whether 3×3 convolutions may be computed as Winograd convolutions, whose rounding differs from that of direct
+    /// convolution.
     pub allows_winograd: bool,
     /// The limits by which kernels are chosen.
     pub machine: Machine,

@@ -1,4 +1,4 @@
-"""3×3 convolutions by minimal filtering: numbers in whole steps, and who decides about it."""
+"""Winograd convolutions: numbers in whole steps, and who decides about it."""
 
 import copy
 import os

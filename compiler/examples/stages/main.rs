@@ -180,7 +180,7 @@ fn block(page: &mut String, language: &str, content: impl Display) -> std::fmt::
 fn decisions(page: &mut String, decisions: &[fusion::Decision]) -> std::fmt::Result {
     let mut lines = String::new();
     for d in decisions {
-        let verb = if d.is_applied() { "did" } else { "refused" };
+        let verb = if d.is_applied() { "applied" } else { "refused" };
         writeln!(
             lines,
             "{verb} {} at {}: {} ({} bytes)",
@@ -326,4 +326,4 @@ order of dimensions.",
     alt: "The kernels in order, with their bytes and predicted times",
 };
 
-const SOURCE: &str = "\nThe C text of the first kernel that is made of plain loops:\n";
+const SOURCE: &str = "\nThe C text of the first kernel that is made by loops:\n";

@@ -92,7 +92,7 @@ class InternalErrorWarning(UserWarning):
 
 
 class RecompileWarning(UserWarning):
-    """A module is compiled again, or has reached ``max_programs``, since its inputs change."""
+    """A module is compiled again, or has reached ``max_programs``, because its inputs change."""
 
 
 class RecipeWarning(UserWarning):

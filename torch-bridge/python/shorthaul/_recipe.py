@@ -34,7 +34,7 @@ class Decision:
       work between them share a kernel. ``call``: on a GPU, an operator that PyTorch computes reads
       its operand in place. ``join``: the parts of a concatenation are written to their places in
       it. ``layout``: a value gets another order of dimensions than row-major. ``blocking``: how a
-      contraction is cut into blocks, or that minimal filtering computes it.
+      contraction is cut into blocks, or that it is a Winograd convolution.
     - ``stage``: ``forward`` or ``backward``. ``node``, ``module``: the operator and the path of its
       module. ``container``: the value. ``other``: if two kernels are joined, a value that the first
       one writes. ``source``: the line in the model's code.
@@ -187,9 +187,9 @@ class Recipe:
     def cut(self, decision: Decision, blocking: str | None) -> Recipe:
         """Returns the recipe with a contraction cut into other blocks; ``None`` takes that back.
 
-        ``decision`` is one of the kind ``blocking``. ``"winograd"`` asks for minimal filtering. If
-        the contraction cannot be computed in this way, ``notes`` says so. Raises ``ValueError`` for
-        a decision of another kind.
+        ``decision`` is one of the kind ``blocking``. ``"winograd"`` asks for a Winograd
+        convolution. If the contraction cannot be computed in this way, ``notes`` says so. Raises
+        ``ValueError`` for a decision of another kind.
         """
         found = self._find(decision)
         if found.kind != "blocking":

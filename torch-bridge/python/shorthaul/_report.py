@@ -50,8 +50,8 @@ class Report:
       ``bytes_least``, ``operations``, ``reads`` and ``writes`` (names of containers), and
       ``program`` (the position of its program in the step). If a table of measured times chose what
       computes it, ``choice`` says so. If PyTorch computes it, ``bytes_copied`` counts its results,
-      which are copied. If a CPU multiplies pairs of bf16 numbers, and this kernel does so in single
-      precision, ``no_pairs`` says why. On a CPU there are also ``predicted`` (``us``, its parts,
+      which are copied. If the CPU has instructions for bf16 products but this kernel multiplies
+      in f32, ``no_pairs`` says why. On a CPU there are also ``predicted`` (``us``, its parts,
       and ``level_bytes``: bytes from the core's cache, the shared cache and memory), ``bound``
       (``compulsory_bytes``, ``cache_bytes``, ``roofline_us``) and, for products, ``products``: the
       type of the numbers that are multiplied, ``f32``, ``f64``, or ``bf16`` for pairs.
@@ -162,10 +162,10 @@ def report(
     """Compiles ``model`` for these inputs, in its present mode, and reports on its kernels.
 
     The report has the kernels after fusion, the bytes that each moves beside the least possible,
-    arithmetic, and memory. ``forward`` runs in Python, on results that are zeros: no kernel runs,
-    unless Python between the kernels refuses zeros. Buffers and PyTorch's random numbers are
-    restored. With ``memory_budgets``, the step is also planned for each of these budgets, and the
-    report has a table of memory against predicted time.
+    arithmetic, and memory. ``forward`` runs in Python, and each compiled region returns zeros
+    without running its kernels. If code between the regions fails on zeros, the kernels run.
+    Buffers and PyTorch's random numbers are restored. With ``memory_budgets``, the step is also
+    planned for each of these budgets, and the report has a table of memory against predicted time.
 
     Raises the same errors as a call of the compiled module, and ``ValueError`` if no part of the
     model is compiled for these inputs.

@@ -50,7 +50,7 @@ class Tuned(Recipe):
     """A recipe that measurement chose.
 
     - ``kept``: a sentence for each change. ``tried``: how many ways to compute kernels were timed.
-      ``known``: how many answers came from earlier runs. ``failed``: how many ways could not be
+      ``known``: how many results came from earlier runs. ``failed``: how many ways could not be
       planned, compiled or run; the log names them.
     - ``ratio``: the time of a whole step with the recipe, divided by that of a step without it;
       ``None`` if it was not measured. A recipe that is not faster is dropped.
@@ -90,7 +90,7 @@ def tune(
     progress: Callable[[str], None] | None = None,
     **kwargs: Any,
 ) -> Tuned:
-    """Times other ways to compute the kernels of ``model``'s step; returns the faster as a recipe.
+    """Times other ways to compute the kernels of a step; returns the faster ones as a recipe.
 
     - ``seconds``: how long kernels are timed; compiling the step and ``check`` take more time.
     - ``recipe``: decisions to start from. ``loss``: as for :func:`shorthaul.profile`.

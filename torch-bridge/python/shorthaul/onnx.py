@@ -57,17 +57,17 @@ def grad(
       out.
     - ``gradients``: with an optimizer, ``False`` leaves out the outputs ``NAME.grad``. Writing them
       takes time.
-    - ``wrt``: names of the initializers, constants and inputs to differentiate by. By default,
-      these are the initializers that PyTorch's exporter marked as parameters. An initializer
-      without a mark counts as a parameter too, unless it is a running statistic, a limit or scale
-      of an operator, a frequency of a position embedding, a table of sines, a mask or a constant of
-      an exporter; a warning names those that were recognized by their values or names. Some
-      exporters write weights as ``Constant`` nodes: if no initializer is a parameter, the values of
-      such nodes with more than one real number are trained.
+    - ``wrt``: names of the initializers, constants and inputs with respect to which the loss is
+      differentiated. By default, these are the initializers that PyTorch's exporter marked as
+      parameters. An initializer without a mark counts as a parameter too, unless it is a running
+      statistic, a limit or scale of an operator, a frequency of a position embedding, a table of
+      sines, a mask or a constant of an exporter; a warning names those that were recognized by
+      their values or names. Some exporters write weights as ``Constant`` nodes: if no initializer
+      is a parameter, the values of such nodes with more than one real number are trained.
     - ``mode``: the form of BatchNormalization and Dropout. ``"file"`` keeps the form of each node,
       ``"train"`` uses statistics of the batch and drops values, ``"eval"`` does neither. PyTorch
       exports BatchNormalization in evaluation form even from a model in training mode.
-    - ``label_smoothing``: how much of each label cross-entropy spreads over all classes.
+    - ``label_smoothing``: the fraction of each label that cross-entropy spreads over all classes.
     - ``sizes``: values of dynamic sizes by name. Others stay dynamic. If the shapes fit together
       only for some sizes, sizes with which the model runs are used, and a warning says so.
     - ``out``: the path to write to; the function then returns ``None``, otherwise the bytes.
