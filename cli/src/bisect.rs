@@ -104,12 +104,12 @@ fn names(found: &Comparison) -> String {
         let _ = match &reused.like {
             Some(like) => writeln!(
                 text,
-                "`{}` is another value in B, which A calls `{like}`",
+                "B uses the name `{}` for the value that A calls `{like}`",
                 reused.value
             ),
             None => writeln!(
                 text,
-                "`{}` is another value in B, and no output differs because of it",
+                "`{}` stands for a different value in B, and no output differs because of it",
                 reused.value
             ),
         };
@@ -119,7 +119,7 @@ fn names(found: &Comparison) -> String {
     }
     if found.reused.len() > SHOWN {
         let more = found.reused.len() - SHOWN;
-        let _ = writeln!(text, "{more} more names are other values in B");
+        let _ = writeln!(text, "{more} more names stand for different values in B");
     }
     let renamed = found.renamed.iter().take(SHOWN);
     let renamed: Vec<String> = renamed.map(|(a, b)| format!("`{a}` is `{b}`")).collect();

@@ -54,7 +54,7 @@ pub struct Grad {
     /// the batch, values dropped), eval (running statistics, nothing dropped)
     #[arg(long, default_value = "file")]
     mode: Mode,
-    /// A value for a dynamic size: a number, or a sum of sizes with numbers (total=past+new); repeat it for
+    /// A value for a dynamic size: a number, or a sum of other sizes that have values (total=past+new); repeat it for
     /// several (default: it stays dynamic, or if the graph needs a number, one with which the model runs)
     #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse_positive)]
     bind: Vec<(String, SymExpr)>,
@@ -189,7 +189,7 @@ fn text(
         Some(Proof::Found(found)) => {
             let loss = match found.loss {
                 Some(error) => format!("loss within {error:.1e} of the model's, "),
-                None => "loss not compared in that form, ".to_string(),
+                None => "loss not compared, ".to_string(),
             };
             let step = match found.step {
                 Some(error) => {

@@ -282,7 +282,7 @@ fn counted(file: &onnx::file::Model, inputs: &[Declared]) -> Option<Cost> {
 fn costs(cost: &Cost) -> String {
     let size = |n: u64| bytes(n as i64);
     let mut text = format!(
-        "cost: {} multiply-adds, {} moved node by node (least possible: {}), {} of activations at once",
+        "cost: {} multiply-adds, {} moved without fusion (least possible: {}), peak memory of activations {}",
         count(cost.multiply_adds as f64),
         size(cost.bytes_moved),
         size(cost.bytes_least),

@@ -255,7 +255,9 @@ fn opset(text: &str) -> Result<i64, String> {
 fn part(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(part) if (0.0..1.0).contains(&part) => Ok(part),
-        _ => Err(format!("`{text}` is no number from 0 to below 1")),
+        _ => Err(format!(
+            "`{text}` is not a number of at least 0 and below 1"
+        )),
     }
 }
 
@@ -263,7 +265,7 @@ fn part(text: &str) -> Result<f64, String> {
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse::<f64>().ok().filter(|n| *n > 0.0);
     let time = seconds.and_then(|n| Duration::try_from_secs_f64(n).ok());
-    time.ok_or_else(|| format!("`{text}` is no number of seconds above 0"))
+    time.ok_or_else(|| format!("`{text}` is not a positive number of seconds"))
 }
 
 /// A factor of at least 0.

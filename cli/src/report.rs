@@ -233,7 +233,7 @@ fn found_text(found: &Found) -> String {
     match sizes.as_slice() {
         [] => String::new(),
         sizes => format!(
-            "at {}, with which the model runs; --bind sets other sizes\n",
+            "sizes found by running the model: {}; --bind sets others\n",
             sizes.join(", ")
         ),
     }

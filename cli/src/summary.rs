@@ -155,8 +155,8 @@ fn stopped_line(stopped: &Stopped) -> String {
         format!("; the original ran with {n_run} of {n_given} sets of given inputs")
     });
     format!(
-        "the time limit was reached: {n_verified} of {n_rewrites} rewrites are verified, and the file has \
-         these{samples}"
+        "the time limit was reached: the file has the {n_verified} of {n_rewrites} rewrites that were \
+         verified{samples}"
     )
 }
 
@@ -319,7 +319,7 @@ mod tests {
             })
         };
         let said =
-            "the time limit was reached: 0 of 3 rewrites are verified, and the file has these";
+            "the time limit was reached: the file has the 0 of 3 rewrites that were verified";
         assert_eq!(with(None), said);
         let (n_run, n_given) = (1, 2);
         assert_eq!(

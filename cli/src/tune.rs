@@ -38,7 +38,7 @@ pub struct Tune {
     /// The recipe to write
     #[arg(short, long, value_name = "RECIPE.toml")]
     out: PathBuf,
-    /// A value for a dynamic size: a number, or a sum of sizes with numbers (total=past+new); repeat it for
+    /// A value for a dynamic size: a number, or a sum of other sizes that have values (total=past+new); repeat it for
     /// several
     #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse_positive)]
     bind: Vec<(String, SymExpr)>,

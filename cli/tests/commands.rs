@@ -112,7 +112,7 @@ fn errors_are_one_message_with_the_next_step() {
     );
     let found = stdout(&["report", MLP]);
     assert!(
-        found.starts_with("at batch=1, with which the model runs; --bind sets other sizes\n"),
+        found.starts_with("sizes found by running the model: batch=1; --bind sets others\n"),
         "{found}"
     );
     let unknown = stderr(&["report", MLP, "--bind", "batch=8", "--bind", "seq=2"], 1);

@@ -189,7 +189,7 @@ fn bisect_blames_no_name_that_a_correct_rewrite_keeps() {
     let text = stdout(&["bisect", arg(&a), arg(&b)], 0);
     for part in [
         "2 values are the same (seed 0",
-        "`p` is another value in B, which A calls `m`",
+        "B uses the name `p` for the value that A calls `m`",
     ] {
         assert!(text.contains(part), "`{part}` is not in:\n{text}");
     }

@@ -43,7 +43,7 @@ impl Cell {
         self.states.len()
     }
 
-    /// Values that are no states, in order.
+    /// Values that are not states, in order.
     pub fn kept(&self) -> Vec<usize> {
         kept(self.values.len(), &self.states)
     }
@@ -124,7 +124,7 @@ impl Cell {
 }
 
 impl CellGradient {
-    /// Values that are no states, in order.
+    /// Values that are not states, in order.
     pub fn kept(&self) -> Vec<usize> {
         kept(self.n_values, &self.states)
     }

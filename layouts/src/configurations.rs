@@ -21,7 +21,7 @@ const MAX_ORDERS: usize = 4;
 
 /// Predicted times.
 pub trait Times {
-    /// Nanoseconds of a contraction with the layouts that `graph` has; `None` if the node is no contraction.
+    /// Nanoseconds of a contraction with the layouts that `graph` has; `None` if the node is not a contraction.
     fn contraction_ns(&mut self, graph: &Graph, node: &Node) -> Option<f64>;
 
     /// Nanoseconds that moving `bytes` bytes takes.

@@ -83,7 +83,7 @@ REASONS = [
         "`d` no longer has the key 'b' (some/model.py:7 in forward)",
     ),
     ("not ___dict_contains('help', self.__dict__)", "`self.help` was set on the object itself"),
-    ("list(dict.keys(d))[0] == 'a'", "the keys of `d` are others, or in another order"),
+    ("list(dict.keys(d))[0] == 'a'", "the keys of `d` changed, or their order did"),
     (
         "len(self._modules['layers']._modules) != 2",
         "the number of modules in `self.layers` changed",
@@ -256,7 +256,7 @@ def _with_a_layer_more(module, x):
     "change, clause",
     [
         (lambda m, x: ((x, 2), {}), "`n` is no longer 1"),
-        (lambda m, x: ((x, 2.5), {}), "`n` is no `int` any more"),
+        (lambda m, x: ((x, 2.5), {}), "`n` is no longer an `int`"),
         (lambda m, x: ((x, 1, x), {}), "`other` is no longer None"),
         (lambda m, x: ((x,), {"a": x}), "the length of `more` is no longer 0"),
         (lambda m, x: ((x[:, :1].expand(3, 4),), {}), "stride 1 of `x` is 0 instead of 1"),

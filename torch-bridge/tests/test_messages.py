@@ -101,7 +101,7 @@ def _with_another_function(module):
         (lambda _: (torch.randn(4, 3).t(),), "stride 0 of `x` is 1 instead of 4: its elements"),
         (lambda _: (torch.randn(3, 4),) * 2, "`shift` is no longer None ("),
         (_scaled, "`self.scale` is no longer 2.0 ("),
-        (_of_another_class, "`self.kind` is no `First` any more ("),
+        (_of_another_class, "`self.kind` is no longer a `First` ("),
         (_with_another_function, "`self.function` is another function ("),
     ],
 )

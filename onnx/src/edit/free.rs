@@ -41,7 +41,7 @@ pub enum FreeError {
         second: i64,
     },
     /// One input twice.
-    #[error("input `{input}` is given names twice; give all of its names at once")]
+    #[error("the names of input `{input}` are given twice; give all of them at once")]
     Again {
         /// The input.
         input: String,
@@ -239,7 +239,11 @@ mod tests {
         let model = trial.model();
         let twice = ["x=a,_", "x=b,_"].map(|names| parse_names(names).expect("names"));
         let twice = free(&model.proto, &model.folder, &twice).expect_err("one input");
-        assert!(twice.to_string().contains("`x` is given names twice"));
+        assert!(
+            twice
+                .to_string()
+                .contains("names of input `x` are given twice")
+        );
     }
 
     #[test]

@@ -30,7 +30,9 @@ pub const ALWAYS_KEPT: [&str; 3] = ["ReduceSumSquare", "ReduceL2", "CumSum"];
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HalveError {
     /// The nodes of functions are not looked into.
-    #[error("the file has functions of its own, which are not halved; inline them first")]
+    #[error(
+        "the file has functions of its own, which are not converted to half precision; inline them first"
+    )]
     Functions,
     /// A name of `keep` that nothing has.
     #[error("the file has no operator and no node `{name}` that could stay in f32{near}")]

@@ -22,7 +22,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RaiseError {
     /// It has a newer one.
-    #[error("the file has version {from} of the operators, which is not lowered to {to}")]
+    #[error("the file has version {from} of the operators, which is not converted down to {to}")]
     Newer {
         /// Its version.
         from: i64,

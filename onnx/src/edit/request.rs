@@ -115,7 +115,7 @@ pub enum RequestError {
         cause: VerifyError,
     },
     /// In 16-bit floats it cannot be compared.
-    #[error("cannot compare the file with what it is in {element}: {cause}")]
+    #[error("cannot compare the file with its {element} version: {cause}")]
     HalfUntried {
         /// The type.
         element: Element,

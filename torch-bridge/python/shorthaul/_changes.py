@@ -190,16 +190,21 @@ def _keys(found: re.Match) -> str:
 
 def _class_found(found: re.Match) -> str:
     actual = _last_word(found["actual"])
-    article = "an" if actual[0].lower() in "aeiou" else "a"
-    actual = "None" if actual == "NoneType" else f"{article} `{actual}`"
-    return f"{_readable(found)} is {actual} instead of a `{_last_word(found['expected'])}`"
+    actual = "None" if actual == "NoneType" else _with_article(actual)
+    return (
+        f"{_readable(found)} is {actual} instead of {_with_article(_last_word(found['expected']))}"
+    )
 
 
 def _class(found: re.Match) -> str:
     kind = found["kind"]
     if not kind:
         return f"{_readable(found)} is of another class"
-    return f"{_readable(found)} is no `{_last_word(kind)}` any more"
+    return f"{_readable(found)} is no longer {_with_article(_last_word(kind))}"
+
+
+def _with_article(kind: str) -> str:
+    return f"{'an' if kind[0].lower() in 'aeiou' else 'a'} `{kind}`"
 
 
 def _last_word(kind: str) -> str:
@@ -280,7 +285,7 @@ def _empty(found: re.Match) -> str:
 
 
 def _keys_of(found: re.Match) -> str:
-    return f"the keys of {_readable(found)} are others, or in another order"
+    return f"the keys of {_readable(found)} changed, or their order did"
 
 
 def _other(found: re.Match) -> str:
@@ -410,7 +415,7 @@ def _keys_of_any(found: re.Match) -> str:
     if found["name"]:
         return _keys_of(found)
     name = found[0].removeprefix("list(").removesuffix(".keys())")
-    return f"the keys of {as_written(name)} are others, or in another order"
+    return f"the keys of {as_written(name)} changed, or their order did"
 
 
 #: How the reasons of common graph breaks start, in small letters, and what they mean.

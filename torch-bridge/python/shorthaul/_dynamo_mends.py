@@ -189,9 +189,9 @@ def _break_at_nonlinear_functions(is_ours) -> None:
     def call_apply(self, tx, args, kwargs):
         if _is_capturing(is_ours, tx):
             if around:
-                _stop_at_function("another one is inside of it")
+                _stop_at_function("it contains another custom function")
             if torch._C._are_functorch_transforms_active():
-                _stop_at_function("a transform of torch.func is around it")
+                _stop_at_function("it is inside a torch.func transform")
         before = n_nodes
         result = apply(self, tx, args, kwargs)
         if n_nodes == before and _is_capturing(is_ours, tx):
@@ -199,7 +199,7 @@ def _break_at_nonlinear_functions(is_ours) -> None:
             found: list[bool] = []
             VariableTracker.visit(lambda one: found.append(_has_history(one)), result)
             if any(found):
-                _stop_at_function("its result depends on what is no operand")
+                _stop_at_function("its result depends on a value that is not an operand")
         return result
 
     def trace_backward_graph(self, tx, context, *more):
@@ -249,7 +249,7 @@ def _break_at_values_that_are_not_put_back(is_ours) -> None:
     def wrap(self, value):
         if _is_capturing(is_ours):
             if isinstance(value, collections.deque) and value.maxlen is not None:
-                _stop("deque with maxlen", "a graph would let it grow")
+                _stop("deque with maxlen", "a graph would ignore its maxlen")
             if type(value) is types.GeneratorType:
                 _stop("generator from outside", "its steps cannot be put back")
             if isinstance(value, dict) and any(isinstance(key, torch.Tensor) for key in value):

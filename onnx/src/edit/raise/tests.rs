@@ -183,7 +183,7 @@ fn what_is_not_known_is_refused_by_name() {
     );
     assert_eq!(
         refused(trial().node("y = Relu(x)"), 7),
-        "the file has version 11 of the operators, which is not lowered to 7"
+        "the file has version 11 of the operators, which is not converted down to 7"
     );
     assert!(refused(trial().node("y = Relu(x)"), 99).contains("the newest is 28"));
 }
