@@ -534,8 +534,8 @@ class AdamW(Adam):
     once.
 
     - ``max_norm``: scales gradients down so that the norm of all of them together is at most this,
-      as ``torch.nn.utils.clip_grad_norm_`` does. The update's kernel does this and leaves ``.grad``
-      as it is.
+      as ``torch.nn.utils.clip_grad_norm_`` does. PyTorch computes the norm first; the kernel then
+      scales each gradient as it reads it, and leaves ``.grad`` as it is.
     - With a ``GradScaler``, the same kernel undoes the scale, and skips the step if a gradient is
       not finite. On a CUDA device, nothing waits for this check.
     - ``foreach`` and ``fused`` choose among PyTorch's own implementations. Here they change
