@@ -32,7 +32,7 @@ pub struct Check {
     pub json: bool,
 }
 
-/// On what to run models to compare them.
+/// The sizes and inputs with which models run when they are compared.
 #[derive(Args, Debug)]
 pub struct Runs {
     /// A value for a dynamic size: a number, or a sum of other sizes (total=past+new); repeat it for several

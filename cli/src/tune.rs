@@ -278,7 +278,7 @@ impl Session<'_> {
     }
 }
 
-/// An interruption is no failure.
+/// An interruption is not a failure.
 fn interrupted(error: CompileError, tuned: &mut Tuned) -> Result<Option<f64>, CompileError> {
     match interrupt::is_asked() {
         true => {

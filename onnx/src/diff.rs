@@ -1,7 +1,7 @@
 //! What is different between two files, as they stand: never runs anything.
 //!
 //! Nodes are matched by the first value they give, all else by name. A node's name, documentation and
-//! metadata are no difference; its operator, inputs, outputs, attributes and bodies are.
+//! metadata do not count as differences; its operator, inputs, outputs, attributes and bodies do.
 
 use crate::evaluate::qualified;
 use crate::file::Model;

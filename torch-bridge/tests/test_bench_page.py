@@ -9,7 +9,7 @@ from importlib import metadata
 import pytest
 from bench_results import measured
 from shorthaul import bench
-from shorthaul.bench import page, results, roofline, stored, versions
+from shorthaul.bench import limits, page, results, roofline, stored, versions
 from shorthaul.bench.options import parse
 
 LIMITS = {"copy_gb_s": 10.0, "product_gflop_s": 100.0}
@@ -32,6 +32,30 @@ def test_a_page_escapes_what_it_shows():
     assert "C compiler: cc 12, number of processors: 2" in text
     for escaped in ("&lt;script&gt;", "torch &lt;b&gt;", "&lt;i&gt;", "OMP_A=&lt;u&gt;"):
         assert escaped in text
+
+
+def test_the_mean_is_that_of_the_best_peers():
+    """The best peer has the smallest median time, which need not give the smallest ratio."""
+    ratios = {
+        name: {"median": ratio, "low": ratio, "high": ratio}
+        for name, ratio in (("eager", 2.0), ("compile", 1.5))
+    }
+    text = page.page([measured() | {"ratios": ratios, "best_peer": "eager"}], [{}])
+    assert "Shorthaul is 2.00 times as fast as the fastest peer" in text
+    alone = measured() | {"ratios": {}, "best_peer": None}
+    assert "fastest peer" not in page.page([alone], [{}])
+
+
+def test_shares_of_the_limits_are_readable():
+    used = {"bytes_moved": 1.21e9, "of_copy": 0.114, "operations": 1.2e12, "of_product": 0.88}
+    machine = {"copy_gb_s": 34.58, "product_gflop_s": 1234.0}
+    assert limits.sentence(used, machine) == (
+        "moves 1.21 GB (11 % of the copy bandwidth, 34.6 GB/s); computes 1,200 GFLOP (88 % of a "
+        "large matrix product's 1,234 GFLOP/s)"
+    )
+    assert "1,234 GFLOP/s, 9,876 in bf16)" in limits.sentence(
+        used, machine | {"pair_gflop_s": 9876.0}
+    )
 
 
 def test_points_are_operations_per_byte_and_second():
