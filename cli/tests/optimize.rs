@@ -463,7 +463,10 @@ fn a_time_that_is_over_writes_what_is_verified_by_then() {
     assert!(!text.contains("the time limit was reached"), "{text}");
     fs::remove_file(&out).expect("written");
     let text = stdout(&with("0.000001"), 0);
-    assert!(text.contains("the time limit was reached: the file has the 0 of "), "{text}");
+    assert!(
+        text.contains("the time limit was reached: the file has the 0 of "),
+        "{text}"
+    );
     let [original, written] = [&path, &out].map(|path| Model::read(path).expect("a model"));
     assert_eq!(written.proto, original.proto);
     for wrong in ["0", "-1", "x", "inf"] {
