@@ -17,6 +17,9 @@ use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
+/// How many kernels that are far from the machine's limits the text names.
+const MOST_SLOW: usize = 5;
+
 /// The text or JSON to print.
 ///
 /// # Errors
@@ -430,6 +433,12 @@ fn text(path: &Path, report: &Report, train: bool) -> String {
     }
     for warning in &report.warnings {
         let _ = writeln!(text, "warning: {}", warning.sentence);
+    }
+    for slow in report.slow.iter().take(MOST_SLOW) {
+        let _ = writeln!(text, "slow: {}", slow.sentence);
+    }
+    if let Some(more @ 1..) = report.slow.len().checked_sub(MOST_SLOW) {
+        let _ = writeln!(text, "slow: {more} more kernels; --json lists all");
     }
     text
 }

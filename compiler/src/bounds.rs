@@ -40,13 +40,16 @@ pub fn bound(graph: &Graph, node: &Node, machine: &Machine, threads: usize) -> B
         operands == [DType::BF16; 2]
     });
     let products = if are_bf16 { DType::BF16 } else { DType::F32 };
+    let cache_bytes = product
+        .as_ref()
+        .map_or(0, |found| pebbling_bytes(graph, found, machine.l2.bytes));
     let product = product.map(|found| found.contraction);
     let operations = product.as_ref().map_or(0.0, |c| least_flops(c) as f64);
     let rate = machine.product_rate(products) as f64 * threads.max(1) as f64;
     let moving = compulsory_bytes as f64 / machine.memory.rate(threads);
     Bound {
         compulsory_bytes,
-        cache_bytes: product.map_or(0, |c| pebbling_bytes(&c, machine.l2.bytes)),
+        cache_bytes,
         roofline_us: moving.max(operations / rate),
     }
 }
@@ -65,8 +68,13 @@ fn volume(c: &Contraction) -> f64 {
     c.dims.iter().map(|d| *d as f64).product()
 }
 
-/// Bytes between a cache and the memory behind it; 0 for a contraction with windows.
-fn pebbling_bytes(c: &Contraction, cache_bytes: u64) -> i64 {
+/// Bytes between a cache and the memory behind it; 0 for a contraction with windows. Where the types differ, the
+/// smallest one counts: the cache holds at most that many elements, and each moved element has at least its bytes.
+fn pebbling_bytes(graph: &Graph, found: &Recognized, cache_bytes: u64) -> i64 {
+    let c = &found.contraction;
+    let [a, b, of_result] =
+        [found.a, found.b, found.out].map(|id| graph.container(id).dtype.bytes() as f64);
+    let least = a.min(b).min(of_result);
     let operands = [&c.a, &c.b, &c.out];
     if operands
         .iter()
@@ -82,8 +90,8 @@ fn pebbling_bytes(c: &Contraction, cache_bytes: u64) -> i64 {
         .filter(|d| has(2, *d))
         .map(|d| c.dims[d] as f64)
         .product();
-    let cache_elements = (cache_bytes as f64 / 4.0).max(1.0);
-    ((2.0 * volume(c) / cache_elements.sqrt() + result) * 4.0) as i64
+    let cache_elements = (cache_bytes as f64 / least).max(1.0);
+    (2.0 * volume(c) / cache_elements.sqrt() * least + result * of_result) as i64
 }
 
 /// Bytes of the elements that a kernel reads from or writes to memory, by container.

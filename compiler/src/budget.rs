@@ -10,7 +10,7 @@ use crate::error::CompileError;
 use crate::plan::{Finish, Plan, PlanOptions};
 use crate::report::Memory;
 use crate::usual::{self, Chosen};
-use fusion::{Choice, Copies, Fused, PlannedRecomputation, RecomputeProblem, Target};
+use fusion::{Choice, Copies, Expanded, PlannedRecomputation, RecomputeProblem, Target};
 use graph::{Graph, Rewrite};
 use kernels::features;
 use kernels::lowering::lower;
@@ -92,7 +92,7 @@ fn memory(graph: &Graph, target: Target, limit: &Limit) -> Result<Memory, Compil
 /// # Errors
 /// [`CompileError::Budget`] with the least memory that was found possible.
 pub(crate) fn fit(
-    expanded: &Fused,
+    expanded: &Expanded,
     finish: &Finish<'_>,
     options: &PlanOptions,
     limit: &Limit,
@@ -168,7 +168,7 @@ pub(crate) fn fit(
 /// Memory that the step takes without a budget and without the recipe's decisions about computing again; `None` if it
 /// has none. Such a recipe may come from a budget, and a fraction of the memory that it leaves would count twice.
 fn usual_bytes(
-    expanded: &Fused,
+    expanded: &Expanded,
     finish: &Finish<'_>,
     (options, limit): (&PlanOptions, &Limit),
 ) -> Result<Option<usize>, CompileError> {
@@ -195,7 +195,7 @@ enum Estimates {
 
 /// Plans for limits of estimated memory.
 struct Search<'a> {
-    expanded: &'a Fused,
+    expanded: &'a Expanded,
     /// The choice without a budget.
     default: &'a Choice,
     trial: &'a dyn Fn(&Choice) -> Result<Trial, CompileError>,
@@ -285,7 +285,7 @@ struct Trial {
 
 impl Trial {
     fn new(
-        expanded: &Fused,
+        expanded: &Expanded,
         (options, limit): (&PlanOptions, &Limit),
         problem: &RecomputeProblem,
         chosen: Chosen,

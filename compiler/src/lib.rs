@@ -20,6 +20,7 @@ pub mod predict;
 pub mod recipe;
 pub mod report;
 pub mod search;
+pub mod slow;
 pub mod steering;
 pub mod torch;
 pub mod trained;

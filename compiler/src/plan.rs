@@ -1,8 +1,8 @@
 //! The part of the straight line that works on graphs: simplify, differentiate, bind, expand, lay out,
 //! fuse.
 //!
-//! Each step takes the result type of the one before, so a wrong order does not compile. What each
-//! pass makes is verified. Nothing here emits or runs code.
+//! Each pass takes the type of the stage before, so a wrong order does not compile. What each pass makes is verified.
+//! Nothing here emits or runs code.
 
 use crate::attention_loops;
 use crate::boundary;
@@ -11,7 +11,7 @@ use crate::error::{CompileError, check};
 use crate::recipe::{Unmet, unmet};
 use crate::usual::{self, Chosen};
 use autodiff::Request;
-use fusion::{Applied, Decision, Fused, RecomputeProblem, Refusal, Speed, Target};
+use fusion::{Applied, Bound, Decision, Expanded, Fused, RecomputeProblem, Refusal, Speed, Target};
 use graph::{Bindings, ContainerId, Graph, Machine, Place, Recipe, SymExpr};
 use layouts::Assignment;
 use serde::Serialize;
@@ -152,10 +152,10 @@ impl Step {
         let expanded = expand(self.graph.bind(bindings), recipe, options.target)?;
         let problem = RecomputeProblem::new(&expanded, recipe, &options.speed());
         let pinned = problem.pinned();
-        let mut graph = problem.apply(expanded, &pinned).0.graph;
-        let assignment = layouts::assign(&mut graph, recipe);
-        check("lay out", &graph)?;
-        Ok((graph, assignment))
+        let (expanded, _) = problem.apply(expanded, &pinned);
+        let (laid_out, assignment) = expanded.lay_out(|graph| layouts::assign(graph, recipe));
+        check("lay out", &laid_out.graph)?;
+        Ok((laid_out.graph, assignment))
     }
 
     /// Like [`Step::plan`], for a given target and with a recipe.
@@ -202,13 +202,13 @@ impl Step {
 }
 
 /// Expands a step whose sizes are fixed. On a CPU, recurrences stay loops over time.
-fn expand(mut bound: Graph, recipe: &Recipe, target: Target) -> Result<Fused, CompileError> {
+fn expand(mut bound: Graph, recipe: &Recipe, target: Target) -> Result<Expanded, CompileError> {
     check("bind", &bound)?;
     check_sizes(&bound)?;
     if target == Target::Cpu {
         ops::keep_loops(&mut bound);
     }
-    let expanded = fusion::expand(&bound, recipe)?;
+    let expanded = fusion::expand(&Bound::new(bound)?, recipe)?;
     check("expand", &expanded.graph)?;
     Ok(expanded)
 }
@@ -222,14 +222,14 @@ pub(crate) struct Finish<'a> {
 
 impl Finish<'_> {
     /// Lays out and fuses an expanded step.
-    pub(crate) fn plan(&self, mut expanded: Fused) -> Result<Plan, CompileError> {
+    pub(crate) fn plan(&self, expanded: Expanded) -> Result<Plan, CompileError> {
         let PlanOptions { target, recipe, .. } = self.options;
         check("recompute", &expanded.graph)?;
-        let assignment = layouts::assign(&mut expanded.graph, recipe);
-        check("lay out", &expanded.graph)?;
-        let laid_out = layout_decisions(&expanded.graph, &assignment);
-        expanded.decisions.extend(laid_out);
-        let Fused { graph, decisions } = fusion::fuse(expanded, *target, recipe)?;
+        let (mut laid_out, assignment) = expanded.lay_out(|graph| layouts::assign(graph, recipe));
+        check("lay out", &laid_out.graph)?;
+        let layouts = layout_decisions(&laid_out.graph, &assignment);
+        laid_out.decisions.extend(layouts);
+        let Fused { graph, decisions } = fusion::fuse(laid_out, *target, recipe)?;
         check("fuse", &graph)?;
         Ok(Plan {
             step: self.step.clone(),

@@ -11,6 +11,7 @@ use crate::error::CompileError;
 use crate::plan::{OneThread, Plan};
 use crate::predict::{On, Prediction, predict};
 use crate::recipe::uncut;
+use crate::slow::{SlowKernel, slow};
 use crate::undone::{Undone, undone, unfollowed};
 use fusion::{Decision, lower_bound};
 use graph::{ContainerId, Graph, Lifetime, Node, Origin, Stage, Storage, SymExpr};
@@ -60,9 +61,12 @@ pub struct Report {
     /// What computes each attention of the model, and why, where a table or the caller could choose.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub attentions: Vec<String>,
-    /// Kernels that are far slower than they could be.
+    /// Contractions without a fast kernel.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<Warning>,
+    /// Kernels that are predicted to be far from the machine's limits.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub slow: Vec<SlowKernel>,
     /// The containers that kernels read or write, each once, in the order of the kernels.
     pub containers: Vec<ContainerReport>,
 }
@@ -249,6 +253,7 @@ impl Report {
             bytes_moved: reports.iter().map(KernelReport::bytes_moved).sum(),
             bytes_least: lower_bound(graph),
             operations: reports.iter().map(|k| k.operations).sum(),
+            slow: slow(&reports),
             kernels: reports,
             roofline_us: on.map(|on| roofline_us(graph, kernels, &on)),
             containers: containers(graph, kernels),

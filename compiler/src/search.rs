@@ -185,12 +185,14 @@ impl Told {
     }
 }
 
-/// Groups of alike decisions that a recipe may change and does not change yet.
+/// Groups of alike decisions that a recipe may change and does not change yet. What the backward pass computes again
+/// stays as it is: predictions of its time are too coarse.
 fn groups(plan: &Plan) -> Vec<(Likeness, BTreeSet<Place>)> {
     let mut groups: BTreeMap<Likeness, BTreeSet<Place>> = BTreeMap::new();
     let is_free =
         |d: &&Decision| d.may_change() && plan.recipe.override_for(|| d.place.clone()).is_none();
-    for decision in plan.decisions.iter().filter(is_free) {
+    let may_move = |d: &&Decision| d.place.rewrite != Rewrite::Recompute && is_free(d);
+    for decision in plan.decisions.iter().filter(may_move) {
         let key = (
             decision.place.rewrite,
             decision.is_applied(),

@@ -7,7 +7,7 @@
 use crate::error::CompileError;
 use crate::plan::{Finish, Plan, PlanOptions};
 use crate::report::bytes;
-use fusion::{Choice, Copies, Fused, RecomputeProblem, Target};
+use fusion::{Choice, Copies, Expanded, RecomputeProblem, Target};
 use graph::{ContainerId, Graph, Lifetime, Node, Stage, Storage};
 use std::collections::BTreeSet;
 
@@ -32,7 +32,7 @@ impl Chosen {
     /// # Errors
     /// As for [`crate::Step::plan`].
     pub fn new(
-        expanded: &Fused,
+        expanded: &Expanded,
         finish: &Finish<'_>,
         problem: &RecomputeProblem,
         choice: Choice,
@@ -53,7 +53,7 @@ impl Chosen {
 /// # Errors
 /// As for [`crate::Step::plan`].
 pub(crate) fn choose(
-    expanded: &Fused,
+    expanded: &Expanded,
     finish: &Finish<'_>,
     options: &PlanOptions,
     problem: &RecomputeProblem,

@@ -171,6 +171,16 @@ fn cases() -> Vec<(&'static str, Graph, Node)> {
             "map [k < 48, i < 32, j < 64] { tasklet %y[i, j] (sum) = $0 * $1 from %a[i, k], %b[k, j] }",
         ),
         case(
+            "product of bf16",
+            "  %a: bf16[32, 48] input\n  %b: bf16[48, 64] input\n  %y: bf16[32, 64]",
+            "map [i < 32, j < 64, k < 48] { tasklet %y[i, j] (sum) = $0 * $1 from %a[i, k], %b[k, j] }",
+        ),
+        case(
+            "product of f64",
+            "  %a: f64[32, 48] input\n  %b: f64[48, 64] input\n  %y: f64[32, 64]",
+            "map [i < 32, j < 64, k < 48] { tasklet %y[i, j] (sum) = $0 * $1 from %a[i, k], %b[k, j] }",
+        ),
+        case(
             "window",
             "  %a: f32[40, 32] input\n  %b: f32[3, 32] input\n  %y: f32[38, 32]",
             "map [i < 38, r < 3, c < 32] { tasklet %y[i, c] (sum) = $0 * $1 from %a[i + r, c], %b[r, c] }",
@@ -206,7 +216,7 @@ fn a_product_in_a_small_cache_is_bounded_by_more_than_its_operands() {
     let (_, graph, node) = &cases[2];
     let small = bound(graph, node, &machine(1 << 10), 1);
     assert!(small.cache_bytes > small.compulsory_bytes, "{small:?}");
-    let (_, graph, node) = &cases[4];
+    let (_, graph, node) = &cases[6];
     assert_eq!(
         bound(graph, node, &machine(1 << 10), 1).cache_bytes,
         0,

@@ -19,6 +19,7 @@ mod join;
 mod parts;
 mod recompute;
 mod row_values;
+mod stages;
 mod traffic;
 mod unit;
 mod view;
@@ -35,6 +36,7 @@ pub use recompute::{
     Choice, Copies, Cost, Infeasible, Obstacle as RecomputeObstacle,
     Planned as PlannedRecomputation, Problem as RecomputeProblem, Solution, Speed,
 };
+pub use stages::{Bound, Expanded, Fused, LaidOut};
 pub use traffic::lower_bound;
 
 use graph::{Graph, Node, Recipe};
@@ -67,22 +69,12 @@ pub enum FuseError {
     Op(#[from] ops::OpError),
 }
 
-/// A fused graph and how it came about.
-#[derive(Clone, Debug)]
-pub struct Fused {
-    /// Kernels (maps) and reshapes that became aliases, in execution order.
-    pub graph: Graph,
-    /// What was done.
-    pub decisions: Vec<Decision>,
-}
-
 /// Rewrites operators as maps, merges reshapes and inlines definitions. Follows the recipe where it says something.
 ///
 /// # Errors
-/// Control flow, unbound sizes, operators without expansion.
-pub fn expand(graph: &Graph, recipe: &Recipe) -> Result<Fused, FuseError> {
-    let mut graph = graph.clone();
-    require_constant_sizes(&graph)?;
+/// Control flow, operators without expansion.
+pub fn expand(bound: &Bound, recipe: &Recipe) -> Result<Expanded, FuseError> {
+    let mut graph = bound.graph().clone();
     // Which input a result replaces concerns only the caller; it holds for the shapes before dimensions are split.
     graph.outputs.iter_mut().for_each(|o| o.updates = None);
     call::separate(&mut graph);
@@ -112,7 +104,7 @@ pub fn expand(graph: &Graph, recipe: &Recipe) -> Result<Fused, FuseError> {
         view::merge_views(&mut graph, &mut nodes);
     }
     graph.last_state().nodes = nodes;
-    Ok(Fused { graph, decisions })
+    Ok(Expanded { graph, decisions })
 }
 
 /// What runs the kernels, as far as it decides which kernels there are.
@@ -129,11 +121,11 @@ pub enum Target {
 ///
 /// # Errors
 /// Control flow; kernels that need each other.
-pub fn fuse(expanded: Fused, target: Target, recipe: &Recipe) -> Result<Fused, FuseError> {
-    let Fused {
+pub fn fuse(laid_out: LaidOut, target: Target, recipe: &Recipe) -> Result<Fused, FuseError> {
+    let LaidOut {
         mut graph,
         mut decisions,
-    } = expanded;
+    } = laid_out;
     let mut nodes = take_nodes(&mut graph)?;
     if target == Target::Cuda {
         nodes = chain::chain(&mut graph, nodes, recipe, &mut decisions);

@@ -18,7 +18,7 @@ pub use obstacle::Obstacle;
 pub use solve::{Infeasible, Solution};
 pub use timeline::Planned;
 
-use crate::Fused;
+use crate::Expanded;
 use crate::decision::{Applied, Decision, Refusal};
 use crate::unit::{bytes, is_contraction, points, unit};
 use graph::{
@@ -138,7 +138,7 @@ pub struct Cost {
 
 impl Problem {
     /// The choice that an expanded step leaves.
-    pub fn new(expanded: &Fused, recipe: &Recipe, speed: &Speed) -> Problem {
+    pub fn new(expanded: &Expanded, recipe: &Recipe, speed: &Speed) -> Problem {
         let graph = &expanded.graph;
         let nodes = graph.single_state().map_or(&[][..], |s| &s.nodes);
         let is_forward = |n: &Node| n.stage == Stage::Forward;
@@ -203,7 +203,7 @@ impl Problem {
     /// Takes from a fused plan of the step which containers, and which copies, take memory. The others stay inside
     /// a kernel, or their readers compute them. Returns whether something was in memory that was not in any plan
     /// before.
-    pub fn learn(&mut self, expanded: &Fused, planned: &Graph, copies: &Copies) -> bool {
+    pub fn learn(&mut self, expanded: &Expanded, planned: &Graph, copies: &Copies) -> bool {
         let nodes = planned.single_state().map_or(&[][..], |s| &s.nodes);
         let n_known = expanded.graph.containers.len();
         let n_before = self.in_memory.len() + self.copies_in_memory.len();
@@ -307,7 +307,7 @@ impl Problem {
 
     /// Carries out a choice in the expanded step and records a decision about each value. Also returns, for each new
     /// container, the one that it is a copy of.
-    pub fn apply(&self, expanded: Fused, choice: &Choice) -> (Fused, Copies) {
+    pub fn apply(&self, expanded: Expanded, choice: &Choice) -> (Expanded, Copies) {
         let decisions = self.decisions(&expanded, choice);
         let mut fused = expanded;
         let copied: BTreeSet<usize> = choice.copied.iter().map(|n| self.units[*n].at).collect();
@@ -319,7 +319,7 @@ impl Problem {
         (fused, copies)
     }
 
-    fn decisions(&self, expanded: &Fused, choice: &Choice) -> Vec<Decision> {
+    fn decisions(&self, expanded: &Expanded, choice: &Choice) -> Vec<Decision> {
         let graph = &expanded.graph;
         let nodes = graph.single_state().map_or(&[][..], |s| &s.nodes);
         let needed = self.needed(choice);
@@ -349,7 +349,7 @@ impl Problem {
     }
 
     /// What a recipe must say to give this choice again, whatever is computed again by default. In order of places.
-    pub fn recipe(&self, expanded: &Fused, choice: &Choice) -> Vec<(Place, bool)> {
+    pub fn recipe(&self, expanded: &Expanded, choice: &Choice) -> Vec<(Place, bool)> {
         let graph = &expanded.graph;
         let nodes = graph.single_state().map_or(&[][..], |s| &s.nodes);
         let needed = self.needed(choice);

@@ -201,8 +201,10 @@ fn convolution_arrays(tasklet: &Tasklet) -> Vec<(ContainerId, usize)> {
         if !(3..=5).contains(&x.subset.len().min(y.subset.len())) {
             continue;
         }
-        // Weights know nothing of the batch; the third array of an attention product does.
-        if weights.subset.iter().any(|i| related(i, &x.subset[0])) {
+        // Weights know nothing of the batch; the third array of an attention product does (if it is 1: in the first index).
+        let is_one = matches!(&x.subset[0], Index::At(e) if e.symbols().is_empty());
+        let n = if is_one { 1 } else { weights.subset.len() };
+        if (weights.subset.iter().take(n)).any(|i| related(i, &x.subset[0])) {
             continue;
         }
         let sides = [

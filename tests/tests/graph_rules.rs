@@ -64,6 +64,7 @@ fn every_stage_keeps_the_rules() {
 
         let bound = step.graph().bind(&Bindings::new());
         check(name, "bound", &bound);
+        let bound = fusion::Bound::new(bound).unwrap();
         let expanded = fusion::expand(&bound, &graph::Recipe::default()).unwrap();
         check(name, "expanded", &expanded.graph);
         let plan = step.plan(&Bindings::new()).unwrap();

@@ -16,6 +16,7 @@ use compiler::graph::{Bindings, ContainerId, DType, Graph, Symbol};
 use compiler::importer::torch::ImportError;
 use compiler::internal_error::{InternalError, caught};
 use compiler::kernels::compile::CompileError as kernels;
+use compiler::predict::predict;
 use compiler::report::Report;
 use compiler::torch::{Captured, Sizes, locked};
 use pyo3::create_exception;
@@ -297,6 +298,15 @@ impl Program {
     #[getter]
     fn threads(&self) -> usize {
         self.built.on().map_or(1, |on| on.threads)
+    }
+
+    /// Microseconds that the kernels of both passes are predicted to take; 0 on a device.
+    #[getter]
+    fn predicted_us(&self) -> f64 {
+        self.built.on().map_or(0.0, |on| {
+            let predicted = predict(&self.built.plan().graph, self.built.kernels(), &on);
+            predicted.iter().map(|kernel| kernel.us).sum()
+        })
     }
 
     /// Bytes that live from the forward to the backward pass.

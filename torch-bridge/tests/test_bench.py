@@ -16,6 +16,7 @@ from shorthaul import _machine, _tune, bench
 from shorthaul._tuning_database import Database
 from shorthaul.bench import (
     accuracy,
+    alone,
     jax_peer,
     onnxruntime_peer,
     options,
@@ -179,7 +180,7 @@ def test_a_killed_network_is_said_and_skipped(monkeypatch, capsys):
 
     monkeypatch.setattr(separate.subprocess, "run", killed)
     arguments = ["yolo_block", "digits_cnn", "--small", "--separate", "--plain-environment"]
-    assert bench.main(arguments) == 1
+    assert bench.main([*arguments, "--no-first-step"]) == 1
     said = capsys.readouterr().out
     assert said.count("skipped, the system killed the process, most likely because") == 2
     assert len(started) == 2, "the peers are not tried alone"
@@ -259,6 +260,36 @@ def test_a_network_in_a_process_of_its_own(tmp_path):
     assert [r["batch"] for r in json.loads(path.read_text())["results"]] == [4, 6]
 
 
+def test_networks_in_processes_of_their_own_share_the_one_that_measures_memory(
+    tmp_path, monkeypatch
+):
+    start, started = alone.Processes._start, []
+
+    def noted(self):
+        started.append(self)
+        start(self)
+
+    monkeypatch.setattr(alone.Processes, "_start", noted)
+    path = tmp_path / "bench.json"
+    arguments = ["digits_cnn", "--batch", "4,6", "--against", "eager", "--separate"]
+    assert bench.main([*arguments, *QUICK, "--json", str(path)]) == 0
+    for result in json.loads(path.read_text())["results"]:
+        own, eager = (result["variants"][name] for name in ("shorthaul", "eager"))
+        assert own["warm_first_step"]["first_step_s"] > 0 and own["peak_bytes"] > 0
+        assert eager["peak_bytes"] > 0 and "first_step_error" not in own | eager
+    assert len(started) == 1
+
+
+def test_a_process_that_measures_memory_starts_again_after_its_end():
+    setting = Setting("digits_cnn", 4, 1)
+    with alone.Processes() as processes:
+        assert processes.alone(setting, "eager")["peak_bytes"] > 0
+        processes._process.kill()
+        with pytest.raises(RuntimeError, match="--serve` ended with signal 9"):
+            processes.alone(setting, "eager")
+        assert processes.alone(setting, "eager")["peak_bytes"] > 0
+
+
 def test_a_peer_that_crashes_alone_too_is_left_out(monkeypatch, capsys):
     """PyTorch's channels_last crashes on a few networks."""
     setting = Setting("digits_cnn", 4, 1)
@@ -277,8 +308,9 @@ def test_a_peer_that_crashes_alone_too_is_left_out(monkeypatch, capsys):
     monkeypatch.setattr(
         separate.alone, "crash", lambda _, peer: "signal 11" if peer == "channels_last" else None
     )
-    options = parse(["digits_cnn", "--against", "eager,channels_last", "--separate"])
-    found, is_good = separate.run(setting, options)
+    asked_for = ["digits_cnn", "--against", "eager,channels_last", "--separate"]
+    options = parse([*asked_for, "--no-first-step"])
+    found, is_good = separate.run(setting, options, alone.Processes())
     assert is_good
     assert asked == [["eager", "channels_last"], ["eager"]]
     assert found[0]["variants"] == {

@@ -319,6 +319,17 @@ def test_depthwise_convolutions_among_rows_of_channels_are_depthwise(name):
     assert len([path for path in paths if path.startswith("depthwise")]) == 3
 
 
+def test_depthwise_and_pointwise_convolutions_of_one_image_are_as_of_several():
+    """In a batch of 1, the batch's index is constant, as those of taps and of single channels."""
+    model, x = network("mobilenet")
+    of_one = shorthaul.report(model.train(), x[:1]).data["kernels"]
+    of_two = shorthaul.report(model.train(), x).data["kernels"]
+    for kernels in (of_one, of_two):
+        paths = [kernel["path"] for kernel in kernels]
+        assert len([path for path in paths if path.startswith("depthwise")]) >= 2, paths
+    assert sorted(k["path"] for k in of_one) == sorted(k["path"] for k in of_two)
+
+
 GROUPED = (
     "sliced 1-D",
     "resnext",

@@ -100,6 +100,27 @@ def test_rates_and_bounds_come_from_the_limits(encoder):
         assert kernel["gb_s"] == pytest.approx(kernel["bytes_moved"] / kernel["seconds"] / 1e9)
         bound = kernel["roofline_seconds"]
         assert kernel["distance"] == pytest.approx(kernel["seconds"] / bound)
+        # MUE: the bytes that must move, per second, of what a copy moves.
+        assert ("mue" in kernel) == ("bound" in kernel)
+        if "bound" in kernel:
+            least = kernel["calls"] * kernel["bound"]["compulsory_bytes"]
+            assert kernel["mue"] == pytest.approx(100 * least / kernel["seconds"] / 10e9)
+    of_step = encoder.data["bytes_least"] / encoder.data["kernel_seconds"] / 10e9
+    assert encoder.data["mue"] == pytest.approx(100 * of_step)
+
+
+def test_slow_kernels_are_those_far_from_the_limits(encoder):
+    whole = encoder.data["kernel_seconds"]
+    slow = {
+        (kernel["program"], kernel["name"])
+        for kernel in encoder.data["kernels"]
+        if kernel["seconds"] > max(5 * kernel["roofline_seconds"], 0.01 * whole, 20e-6)
+    }
+    found = encoder.data["slow"]
+    assert {(kernel["program"], kernel["kernel"]) for kernel in found} == slow
+    assert all("measured" in kernel["sentence"] for kernel in found)
+    for kernel in found[:5]:
+        assert f"slow: {kernel['sentence']}" in str(encoder)
 
 
 BF16 = """

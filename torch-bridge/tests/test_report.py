@@ -177,3 +177,33 @@ def test_a_lookup_counts_its_rows_and_not_the_table():
     assert lookups and all(rows <= k["bytes_read"] < 3 * rows for k in lookups)
     # The gradient of the table has all of its elements.
     assert any(k["bytes_written"] >= table for k in kernels if k["stage"] == "backward")
+
+
+class Gathered(nn.Module):
+    """Many exponentials of each element: arithmetic takes far longer than moving the bytes."""
+
+    def forward(self, x):
+        y = x
+        for _ in range(40):
+            y = torch.erfinv(torch.tanh(y) * 0.5)
+        return y
+
+
+def test_kernels_far_from_the_limits_are_named():
+    model, x = Gathered(), torch.randn(512, 1024, requires_grad=True)
+    report = shorthaul.report(model, x)
+    assert report.data["slow"]
+    for kernel in report.data["slow"]:
+        assert kernel["predicted_us"] > 5 * kernel["roofline_us"] and kernel["predicted_us"] > 20
+        assert kernel["cause"] == "loops" and "operations of its loops" in kernel["sentence"]
+        assert kernel["kernel"] in {k["name"] for k in report.data["kernels"]}
+    times = [kernel["predicted_us"] for kernel in report.data["slow"]]
+    assert times == sorted(times, reverse=True)
+    assert f"slow: {report.data['slow'][0]['sentence']}" in str(report)
+    assert "slow: " in report._repr_html_()
+
+
+def test_a_fast_step_names_no_kernel():
+    model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512))
+    report = shorthaul.report(model, torch.randn(512, 512))
+    assert report.data["slow"] == [] and "slow: " not in str(report)

@@ -132,6 +132,31 @@ def test_roofline_puts_kernels_where_their_numbers_are(measured):
     assert distance == pytest.approx(decades * decade, abs=0.3)
 
 
+def test_a_recipe_shows_its_decisions(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3))
+    recipe = shorthaul.recipe(model, torch.randn(4, 3, 32, 32))
+    changed = next(d for d in recipe.decisions if d.applied and d.kind == "fuse")
+    recipe = recipe.without(changed)
+    for known in (True, False):
+        if not known:  # a loaded recipe knows no sizes
+            recipe.save(tmp_path / "recipe.toml")
+            recipe = shorthaul.Recipe.load(tmp_path / "recipe.toml")
+        page = recipe._repr_html_()
+        applied, refused = map(columns, Page(page).tables)
+        decisions = recipe.decisions
+        assert sorted(applied["place"]) == sorted(d.place for d in decisions if d.applied)
+        assert sorted(refused["place"]) == sorted(d.place for d in decisions if not d.applied)
+        assert applied["by the recipe"].count("yes") + refused["by the recipe"].count("yes") == len(
+            recipe.changes
+        )
+        assert f"{len(applied['place'])} decisions applied" in page
+        saves = [as_bytes(text) for text in refused["would save"] if text]
+        assert bool(saves) == known and saves == sorted(saves, reverse=True)
+    found = shorthaul.search(model, torch.randn(4, 3, 32, 32), plans=1)
+    assert "search: " in found._repr_html_()
+
+
 def test_names_cannot_leave_their_cell():
     kernel = {"stage": "forward", "path": "loops", "origin": "<b>&\"x'", "operations": 1}
     kernel |= {"bytes_read": 1, "bytes_written": 1, "bytes_least": 1}

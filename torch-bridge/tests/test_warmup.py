@@ -253,6 +253,24 @@ def test_the_log_has_the_seconds_of_a_compilation(caplog):
     assert "[7, 6]" in line and "s of capture" in line and "s of compilation" in line
 
 
+def test_the_log_and_the_report_say_that_a_model_is_small(caplog):
+    small, large = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(512, 512)
+    for network, x, is_small in (
+        (small, torch.randn(4, 8), True),
+        (large, torch.randn(512, 512), False),
+    ):
+        caplog.clear()
+        compiled = shorthaul.module(network)
+        with caplog.at_level(logging.INFO, logger="shorthaul"):
+            compiled(x)
+        said = [
+            r.message for r in caplog.records if " is small: its kernels are predicted" in r.message
+        ]
+        assert bool(said) == is_small, said
+        report = str(shorthaul.report(compiled, x))
+        assert ("this step is small: its kernels are predicted to take" in report) == is_small
+
+
 def test_the_cache_tells_what_it_holds_and_is_cleared(tmp_path, monkeypatch):
     monkeypatch.setenv("SHORTHAUL_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("SHORTHAUL_CACHE_LIMIT", "64M")

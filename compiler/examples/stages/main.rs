@@ -102,8 +102,9 @@ impl Model {
 pub fn files(model: &Model) -> Result<Vec<(&'static str, String)>, Box<dyn Error>> {
     let step = Step::training(&model.graph, &model.wrt)?;
     let plan = step.plan(&Bindings::new())?;
-    let mut expanded = fusion::expand(&plan.bound, &Recipe::default())?;
-    layouts::assign(&mut expanded.graph, &Recipe::default());
+    let bound = fusion::Bound::new(plan.bound.clone())?;
+    let expanded = fusion::expand(&bound, &Recipe::default())?;
+    let (laid_out, _) = expanded.lay_out(|graph| layouts::assign(graph, &Recipe::default()));
     let target = CpuTarget::for_isa(Isa::Avx512, Family::Gcc);
     let lowered = lower(&plan.graph, &target, N_THREADS)?;
     let on = On {
@@ -114,7 +115,7 @@ pub fn files(model: &Model) -> Result<Vec<(&'static str, String)>, Box<dyn Error
     let mut page = HEAD.replace("{what}", model.what);
     section(&mut page, &IMPORT, &model.graph)?;
     section(&mut page, &DIFFERENTIATE, step.graph())?;
-    section(&mut page, &EXPAND, &expanded.graph)?;
+    section(&mut page, &EXPAND, &laid_out.graph)?;
     section(&mut page, &FUSE, &plan.graph)?;
     decisions(&mut page, &plan.decisions)?;
     kernels(&mut page, &lowered)?;
@@ -130,7 +131,7 @@ pub fn files(model: &Model) -> Result<Vec<(&'static str, String)>, Box<dyn Error
         ("stages.md", page),
         drawn(&IMPORT, &model.graph, &of_model, false),
         drawn(&DIFFERENTIATE, step.graph(), &of_step, false),
-        drawn(&EXPAND, &expanded.graph, &of_step, false),
+        drawn(&EXPAND, &laid_out.graph, &of_step, false),
         drawn(&FUSE, &plan.graph, &of_step, true),
         (LOWER.file, times(&plan, &lowered, on)),
     ])

@@ -1,6 +1,6 @@
 //! What becomes a view and what stays a copy, each condition alone.
 
-use crate::{Target, expand, fuse};
+use crate::{Bound, Target, expand, fuse};
 use graph::{
     Bindings, ContainerId, DType, Graph, Node, NodeKind, Operand, Precision, Recipe, Rewrite,
     Tensor, View, interpret,
@@ -35,8 +35,10 @@ fn planned_by(by: &str, target: Target, case: &Case) -> (Graph, Graph, Vec<Strin
         case.makes
     );
     let given = graph(&containers, &nodes, "%z");
-    let expanded = expand(&given, &Recipe::default()).unwrap();
-    let fused = fuse(expanded, target, &Recipe::default()).unwrap();
+    let bound = Bound::new(given.clone()).unwrap();
+    let expanded = expand(&bound, &Recipe::default()).unwrap();
+    let (laid_out, ()) = expanded.lay_out(|_| ());
+    let fused = fuse(laid_out, target, &Recipe::default()).unwrap();
     graph::verify(&fused.graph).unwrap_or_else(|e| panic!("{e:?}\n{}", fused.graph));
     let own = fused
         .decisions

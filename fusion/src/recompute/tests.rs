@@ -1,7 +1,7 @@
 //! Recomputation keeps the meaning, does what recipes say, and chooses as well as trying every choice does.
 
 use super::{BackwardNode, Choice, Copies, Problem, Speed, Unit, Value};
-use crate::{Decision, Fused};
+use crate::{Decision, Expanded};
 use graph::{ContainerId, Graph, Place, Recipe, Rewrite, Stage};
 use models::{results, text_graph as graph};
 use std::collections::BTreeSet;
@@ -20,8 +20,8 @@ const MAPS: &str = "map [i < 64] { tasklet %t[i] = exp($0) from %x[i] }
     map [i < 64] !backward { tasklet %g[i] = $0 * $1 from %t[i], %d[i] !backward }
     map [i < 64] !backward { tasklet %h[i] = $0 * $1 from %u[i], %d[i] !backward }";
 
-fn expanded() -> Fused {
-    Fused {
+fn expanded() -> Expanded {
+    Expanded {
         graph: graph(CONTAINERS, MAPS, "%y, %g, %h"),
         decisions: Vec::new(),
     }
@@ -107,7 +107,7 @@ fn a_limit_is_kept_and_the_choice_is_a_recipe() {
 
 /// `h = x·w`, `g = exp(h)`, `y = g·v` for `rows` rows. The backward pass computes the gradients with respect to `v`
 /// and `h`. `g` and `h` are kept.
-fn layer(rows: usize) -> Fused {
+fn layer(rows: usize) -> Expanded {
     let containers = format!(
         "%x: f32[{rows}, 512] input
     %w: f32[512, 512] input
@@ -150,7 +150,7 @@ fn layer(rows: usize) -> Fused {
     ) + &format!(
         "map [i < {rows}, j < 512] !backward {{ tasklet %dh[i, j] = $0 * exp($1) from %dg[i, j], %h[i, j] !backward }}"
     );
-    Fused {
+    Expanded {
         graph: graph(&containers, &(forward + &backward), "%y, %dv, %dh"),
         decisions: Vec::new(),
     }
@@ -363,7 +363,7 @@ fn peak_of(graph: &Graph) -> i64 {
 }
 
 /// A chain of exponentials whose results the backward pass reads in turn, last first.
-fn chain(n: usize) -> Fused {
+fn chain(n: usize) -> Expanded {
     let mut containers = "%x: f32[64] input\n%d0: f32[64] input\n".to_string();
     let (mut forward, mut backward) = (String::new(), String::new());
     for k in 0..n {
@@ -380,7 +380,7 @@ fn chain(n: usize) -> Fused {
             k + 1
         );
     }
-    Fused {
+    Expanded {
         graph: graph(&containers, &(forward + &backward), &format!("%d{n}")),
         decisions: Vec::new(),
     }

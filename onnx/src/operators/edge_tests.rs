@@ -50,6 +50,25 @@ fn ranges_have_their_lengths() {
 }
 
 #[test]
+fn the_open_size_of_a_reshape_of_nothing_is_that_of_onnx_runtime() {
+    let reshaped = |from: &[usize], to: &[i64]| {
+        let x = Tensor::new(from, Values::F32(vec![0.0; from.iter().product()]));
+        let to = Tensor::new(&[to.len()], Values::I64(to.to_vec()));
+        let found = run("Reshape", &[], &[x, to]).ok()?;
+        Some(found[0].shape.clone())
+    };
+    assert_eq!(reshaped(&[0, 4, 8], &[0, -1]), Some(vec![0, 32]));
+    assert_eq!(reshaped(&[0, 4, 8], &[0, -1, 8]), Some(vec![0, 4, 8]));
+    assert_eq!(reshaped(&[0, 4, 8], &[-1, 8]), Some(vec![0, 8]));
+    assert_eq!(reshaped(&[2, 0, 8], &[0, 0, -1]), Some(vec![2, 0, 8]));
+    assert_eq!(reshaped(&[0, 1, 512], &[-1, 0, 512]), Some(vec![0, 1, 512]));
+    assert_eq!(reshaped(&[2, 3], &[0, -1]), Some(vec![2, 3]));
+    for (from, to) in [(&[0usize, 4, 8], &[0i64, -1, 5]), (&[2, 3, 4], &[0, -1, 5])] {
+        assert!(reshaped(from, to).is_none());
+    }
+}
+
+#[test]
 fn the_norm_of_the_largest_integer_does_not_overflow() {
     let x = Tensor::new(&[1], Values::U64(vec![u64::MAX]));
     assert_eq!(run("ReduceL2", &[], &[x]).expect("a norm")[0].len(), 1);

@@ -104,14 +104,24 @@ fn reshape(call: &Call) -> Result<Vec<Tensor>, String> {
             *size = *from as i64;
         }
     }
-    let given = to.iter().filter(|n| **n != -1);
-    let rest = given.fold(1i64, |p, n| p.saturating_mul(*n));
+    // Where a given size is 0, ONNX Runtime finds the open one among the sizes that are not.
+    let is_empty = to.contains(&0);
+    let product = |sizes: &mut dyn Iterator<Item = i64>| {
+        let counted = sizes.filter(|n| *n != -1 && !(is_empty && *n == 0));
+        counted.fold(1i64, i64::saturating_mul)
+    };
+    let rest = product(&mut to.iter().copied());
+    let whole = product(&mut x.shape.iter().map(|n| *n as i64));
+    let refused = |to: &[i64]| Err(format!("{:?} cannot take the shape {to:?}", x.shape));
+    if to.contains(&-1) && whole.checked_rem(rest) != Some(0) {
+        return refused(&to);
+    }
     for size in to.iter_mut().filter(|n| **n == -1) {
-        *size = if rest == 0 { 0 } else { x.len() as i64 / rest };
+        *size = whole / rest;
     }
     match sizes(&to) {
         Ok((shape, n)) if n == x.len() => Ok(vec![x.reshaped(&shape)]),
-        _ => Err(format!("{:?} cannot take the shape {to:?}", x.shape)),
+        _ => refused(&to),
     }
 }
 

@@ -25,7 +25,8 @@ class Asked:
 
     def __init__(self, ctx):
         self._ctx = ctx
-        self._leaves = _leaves_asked_for()
+        leaves = _leaves_asked_for()
+        self._leaves = None if leaves is None else {id(leaf) for leaf in leaves}
 
     @property
     def is_for_all(self) -> bool:
@@ -43,8 +44,16 @@ class Asked:
         source = self._sources[i][0]
         leaf = getattr(source, "variable", None)
         if leaf is None:
-            return source is None or torch._C._will_engine_execute_node(source)
-        return self._leaves is None or any(leaf is one for one in self._leaves)
+            return source is None or _goes_on_with(source)
+        return self._leaves is None or id(leaf) in self._leaves
+
+
+def _goes_on_with(source) -> bool:
+    """Whether autograd will run the function that a gradient is given to, as far as it tells."""
+    try:
+        return torch._C._will_engine_execute_node(source)
+    except RuntimeError:  # the backward pass was not started by PyTorch's engine
+        return True
 
 
 def _leaves_asked_for() -> Sequence[torch.Tensor] | None:

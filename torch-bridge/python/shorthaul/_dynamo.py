@@ -251,8 +251,8 @@ class GraphCompiler:
         self.n_programs: Counter[tuple] = Counter()
         #: Why programs do not serve a call.
         self.changes = Changes(self.say_compiles_again)
-        #: Whether Dynamo found anything to compile.
-        self.has_graphs = False
+        #: How many graphs Dynamo found.
+        self.n_graphs = 0
         #: What Dynamo left to Python in the calls that a thread is in.
         self.left = _Left()
         #: How often the tracer failed on what eager ran, by code and reason.
@@ -264,7 +264,7 @@ class GraphCompiler:
 
     def __call__(self, graph_module: fx.GraphModule, example_inputs):
         """Turns a graph into a function of its inputs; Dynamo calls this with each graph."""
-        self.has_graphs = True
+        self.n_graphs += 1
         self.changes.say_pending()
         make_guards_complete()
         guard_global_hooks()

@@ -22,7 +22,11 @@ from torch.utils import _pytree
 from . import _autograd, _limits, _machine, _tables, _trace
 from ._autograd import TimedPass
 from ._program import Program
-from ._report import compiled_of, data_of, programs_of, unchanged
+from ._report import compiled_of, data_of, programs_of, slow_sentences, unchanged
+
+#: Kernels that are far from the limits take so many times their roofline, at least this part of all
+#: kernels' time and these seconds; as the compiler's ``slow.rs`` has it for predicted times.
+_FAR, _LEAST_PART, _LEAST_SECONDS = 5.0, 0.01, 20e-6
 
 #: How many kernels ``str()`` lists, and how many modules.
 _LISTED, _LISTED_MODULES = 40, 20
@@ -42,6 +46,10 @@ class Profile:
     - ``mue``: the memory usage efficiency of the step.
     - ``modules``: for each module path ``seconds``, ``bytes_moved`` and ``roofline_seconds``. The
       numbers of a kernel are divided equally among its operators, and count for their modules.
+    - ``slow``: kernels that were measured to take more than five times their ``roofline_seconds``,
+      at least 20 microseconds and one percent of the kernels' time, the slowest first. Each has
+      ``program``, ``kernel`` (its name), ``origin``, ``seconds``, ``roofline_seconds`` and
+      ``sentence``.
     - ``step_seconds``, ``kernel_seconds`` and ``outside_seconds``: the time of a step, of its
       kernels, and of the rest (PyTorch's operators between compiled regions, autograd, Python).
       Each is a separate median, so they need not add up.
@@ -78,12 +86,13 @@ class Profile:
         if rest := modules[_LISTED_MODULES:]:
             seconds = sum(own["seconds"] for _, own in rest)
             lines.append(f"{seconds * 1e3:9.3f}{'':>6}  {len(rest)} more modules")
-        return "\n".join([*lines, "", *sentences_of(self.data)])
+        return "\n".join([*lines, "", *sentences_of(self.data), *slow_sentences(data["slow"])])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return _tables.profile(self.data, sentences_of(self.data))
+        sentences = sentences_of(self.data) + slow_sentences(self.data["slow"])
+        return _tables.profile(self.data, sentences)
 
     def _percent(self, seconds: float) -> str:
         whole = sum(kernel["seconds"] for kernel in self.data["kernels"])
@@ -315,9 +324,25 @@ def _join(
     if data["kernel_seconds"]:
         rate = data["bytes_least"] / data["kernel_seconds"] / 1e9
         data["mue"] = 100 * rate / machine["copy_gb_s"]
+    data["slow"] = _slow(data["kernels"], data["kernel_seconds"])
     data["outside_seconds"] = statistics.median(
         one.seconds - own for one, own in zip(taken, sums, strict=True)
     )
+
+
+def _slow(kernels: list[dict[str, Any]], whole: float) -> list[dict[str, Any]]:
+    """The kernels that are far from the limits, the slowest first."""
+    found = []
+    for kernel in sorted(kernels, key=lambda kernel: -kernel["seconds"]):
+        seconds, bound = kernel["seconds"], kernel["roofline_seconds"]
+        if seconds > max(_FAR * bound, _LEAST_PART * whole, _LEAST_SECONDS):
+            said = (
+                f"{kernel['origin']} ({kernel['stage']}, {kernel['path']}): measured "
+                f"{seconds * 1e3:.2f} ms, and {bound * 1e3:.2f} ms at the limits of the machine"
+            )
+            own = {key: kernel[key] for key in ("program", "origin", "seconds", "roofline_seconds")}
+            found.append(own | {"kernel": kernel["name"], "sentence": said})
+    return found
 
 
 def _seconds_by_kernel(one: _Round) -> dict[tuple[Program, int], float]:

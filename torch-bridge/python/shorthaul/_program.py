@@ -32,6 +32,10 @@ from ._memory import Blocks
 from ._place import Place
 from ._second_derivatives import Rerun
 
+#: Microseconds that Shorthaul adds to a training step and to a call without gradients, see
+#: docs/src/results.md.
+_ADDED_US, _ADDED_US_WITHOUT_GRADIENTS = 40, 4
+
 #: Plans of backward passes that a program keeps; random choices of gradients could make many.
 _MOST_PLANS = 256
 
@@ -242,6 +246,17 @@ class Program:
         """The new values of the buffers, in the order of the outputs that are not the user's."""
         positions = enumerate(self.state_offsets)
         return [self.state_view(state, i) for i, offset in positions if offset is not None]
+
+
+def small_sentence(predicted_us: float, is_training: bool) -> str | None:
+    """Why eager may be faster, if the kernels are predicted to take less than their call adds."""
+    added = _ADDED_US if is_training else _ADDED_US_WITHOUT_GRADIENTS
+    if not 0 < predicted_us < added:
+        return None
+    return (
+        f"its kernels are predicted to take {predicted_us:.0f} microseconds, and calling them adds "
+        f"about {added}, so eager PyTorch may be as fast or faster"
+    )
 
 
 def _look(spec: TensorSpec, place: Place) -> torch.Tensor:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from . import _native
+from . import _native, _tables
 from ._errors import RecipeError
 
 #: What a file keeps of a decision, in order.
@@ -279,6 +279,12 @@ class Recipe:
         return "\n".join([*lines, *self.notes])
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        sentences = [line for line in str(self).splitlines() if not line.startswith("  changed: ")]
+        shown = ("applied", "take", "kind", "place", "sentence", "bytes")
+        rows = [{key: getattr(decision, key) for key in shown} for decision in self.decisions]
+        return _tables.recipe(sentences, rows)
 
 
 def replaced(recipe: Recipe, changes: list[tuple[Decision, dict[str, Any]]]) -> Recipe:

@@ -37,11 +37,14 @@ from ._errors import (
 )
 from ._nodes import classes_of, name_of
 from ._place import place_of
-from ._program import Program, compile_program
+from ._program import Program, compile_program, small_sentence
 from ._pytorch_names import has_saved_tensors_hooks, in_backward_pass
 from ._second_derivatives import Way
 from ._sizes import Outside
 from ._symbolic import Symbolic, capture_symbolic
+
+#: Intermediate results from which on a program is not small; a prediction would cost time.
+_LARGE_BYTES = 1 << 20
 
 log = logging.getLogger("shorthaul")
 
@@ -406,6 +409,10 @@ class Region:
             f"compiled a part of {self.owner.name} for inputs {sizes}{more}: "
             f"{captured.export_seconds:.1f} s of capture, {program.seconds:.1f} s of compilation"
         )
+        if program.saved_bytes + program.forward_scratch_bytes < _LARGE_BYTES and (
+            small := small_sentence(program.native.predicted_us, bool(program.wrt))
+        ):
+            log.info(f"a part of {self.owner.name} is small: {small}")
 
     def _refuse_write(self, captured: Captured, output, inputs) -> None:
         """Leaves to PyTorch a write that becomes part of autograd's graph."""

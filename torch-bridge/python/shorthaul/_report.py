@@ -17,9 +17,12 @@ from torch import nn
 from . import _tables
 from ._call import Call, recorded
 from ._errors import BudgetError, ShorthaulError
-from ._program import Program
+from ._program import Program, small_sentence
 from ._recipe import check_budget
 from .module import module, original_of, runner_of
+
+#: How many kernels that are far from the limits ``str()`` names.
+_MOST_SLOW = 5
 
 #: Fields of a decision of fusion: its identity as in a recipe, and what came of it.
 DECISION = (
@@ -74,6 +77,11 @@ class Report:
     - ``attentions``: what computes each attention, and why, if there was a choice.
     - ``warnings``: contractions without a fast kernel, with the reason and, on a CPU, predicted
       times.
+    - ``slow``: kernels that are predicted to take more than five times their roofline, at least 20
+      microseconds and one percent of the program, the slowest first. Each has ``program``,
+      ``kernel`` (its name), ``origin``, ``predicted_us``, ``roofline_us``, ``cause`` (what most of
+      its time goes into: ``"products"``, ``"loops"``, ``"movement"`` or ``"launches"``) and
+      ``sentence``. On a CPU only.
     - ``outside``: sentences about the operators and modules that PyTorch or Python runs between
       the programs, with the reason; those of all inputs that the model has been compiled for.
     - ``memory_curve``, if memory budgets were given: for each budget and for none, ``budget``,
@@ -107,6 +115,7 @@ class Report:
             *map(_curve_line, data.get("memory_curve", ())),
             *(undone["sentence"] for undone in data.get("undone", ())),
             *(f"warning: {w['sentence']}" for w in data.get("warnings", ())),
+            *slow_sentences(data["slow"]),
             *(f"outside of the kernels: {sentence}" for sentence in data.get("outside", ())),
         ]
         return "\n".join(lines)
@@ -114,7 +123,17 @@ class Report:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return _tables.report(self.data)
+        curve = map(_curve_line, self.data.get("memory_curve", ()))
+        slow = slow_sentences(self.data["slow"])
+        return _tables.report(self.data, [*_predicted_line(self.data), *curve, *slow])
+
+
+def slow_sentences(slow: list[dict[str, Any]]) -> list[str]:
+    """Lines about kernels that are far from the limits; at most :data:`_MOST_SLOW`."""
+    lines = [f"slow: {kernel['sentence']}" for kernel in slow[:_MOST_SLOW]]
+    if len(slow) > _MOST_SLOW:
+        lines.append(f"slow: {len(slow) - _MOST_SLOW} more kernels; `data['slow']` lists all")
+    return lines
 
 
 def _bytes(n_bytes: int) -> str:
@@ -140,9 +159,12 @@ def _predicted_line(data: dict[str, Any]) -> list[str]:
         return []
     predicted = sum(k["predicted"]["us"] for k in kernels)
     bounds = sum(k["bound"]["roofline_us"] for k in kernels if "bound" in k)
+    is_training = any(k["stage"] != "forward" for k in kernels)
+    small = small_sentence(predicted, is_training)
     return [
         f"predicted {predicted / 1e3:.2f} ms; these kernels take at least {bounds / 1e3:.2f} ms, "
-        f"any schedule of the step at least {data['roofline_us'] / 1e3:.2f} ms"
+        f"any schedule of the step at least {data['roofline_us'] / 1e3:.2f} ms",
+        *([f"this step is small: {small}"] if small else []),
     ]
 
 
@@ -262,6 +284,6 @@ def _data_of(program: Program, position: int) -> dict[str, Any]:
         container["title"] = program.input_titles.get(container["name"], container["name"])
     if "one_thread" in data:
         data["one_thread"] = [data["one_thread"]]
-    for part in ("kernels", "containers", "decisions", "undone", "one_thread"):
+    for part in ("kernels", "containers", "decisions", "undone", "one_thread", "slow"):
         data[part] = [{"program": position, **entry} for entry in data.get(part, ())]
     return data

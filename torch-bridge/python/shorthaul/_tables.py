@@ -59,8 +59,8 @@ class Heat(NamedTuple):
     value: Callable[[dict[str, Any]], float]
 
 
-def report(data: dict[str, Any]) -> str:
-    """A report as HTML."""
+def report(data: dict[str, Any], more: Iterable[str] = ()) -> str:
+    """A report as HTML, with more sentences about it."""
     kernels = [
         kernel | {"bytes_moved": kernel["bytes_read"] + kernel["bytes_written"]}
         for kernel in data["kernels"]
@@ -88,6 +88,7 @@ def report(data: dict[str, Any]) -> str:
         f"{n_bytes(memory['backward_arena_bytes'])} in backward",
         *(undone["sentence"] for undone in data.get("undone", ())),
         *(f"warning: {warning['sentence']}" for warning in data.get("warnings", ())),
+        *more,
         *(f"outside of the kernels: {sentence}" for sentence in data.get("outside", ())),
     ]
     refusals = _details("rewrites refused", data["refusals"])
@@ -129,6 +130,39 @@ def profile(data: dict[str, Any], sentences: list[str]) -> str:
         f"<details><summary>by module</summary>{table(modules, by_module, [])}</details>",
         f"<details open><summary>roofline</summary>{roofline(kernels, data['limits'])}</details>",
     )
+
+
+def recipe(sentences: list[str], decisions: list[dict[str, Any]]) -> str:
+    """A recipe as HTML: what was applied as a table, then what was refused, the largest first.
+
+    Each decision has ``applied``, ``take``, ``kind``, ``place``, ``sentence`` and ``bytes``, which
+    is ``None`` in a recipe that knows no sizes.
+    """
+
+    def drawn(applied: bool) -> str:
+        rows = [decision for decision in decisions if decision["applied"] == applied]
+        rows.sort(key=lambda decision: -(decision["bytes"] or 0))
+        columns = [
+            Column("kind", lambda d: d["kind"], is_text=True),
+            Column(
+                "saves" if applied else "would save",
+                lambda d: "" if d["bytes"] is None else n_bytes(d["bytes"]),
+                lambda d: max(0, d["bytes"] or 0),
+            ),
+            Column("by the recipe", lambda d: "" if d["take"] is None else "yes", is_text=True),
+            Column("place", lambda d: d["place"], is_text=True),
+            Column("in words", lambda d: d["sentence"], is_text=True),
+        ]
+        heats = [
+            Heat("bytes", lambda d: max(0, d["bytes"] or 0)),
+            Heat("changed by the recipe", lambda d: d["take"] is not None),
+        ]
+        state = "applied" if applied else "refused"
+        opened = " open" if applied else ""
+        shown = table(rows, columns, heats) if rows else ""
+        return f"<details{opened}><summary>{len(rows)} decisions {state}</summary>{shown}</details>"
+
+    return _page(_paragraphs(sentences), drawn(True), drawn(False))
 
 
 def table(rows: list[dict[str, Any]], columns: list[Column], heats: list[Heat]) -> str:
@@ -271,6 +305,8 @@ def _grid(x_axis: _Axis, y_axis: _Axis) -> str:
 
 def n_bytes(n: float) -> str:
     """A number of bytes in the unit that suits it."""
+    if n < 0:
+        return f"-{n_bytes(-n)}"
     for unit in ("B", "KiB", "MiB"):
         if n < 1024:
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"

@@ -11,6 +11,7 @@ and whose graph breaks leave to Python what no graph can hold; ``_dynamo`` compi
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import itertools
@@ -40,6 +41,9 @@ _numbers = itertools.count()
 
 #: How many graphs Dynamo may hold for one piece of Python before it runs in eager.
 _MAX_GRAPHS = 64
+
+#: How many deep copies of a module may need graphs of their own before later copies start anew.
+_MOST_FAILED_COPIES = 4
 
 
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -197,9 +201,22 @@ def _wrapper_class(base: type, options: Options) -> type:
         "_shorthaul_forward": run,
         entry: _compiled_forward(run),
     }
+    if getattr(base, "__deepcopy__", None) is None:
+        members["__deepcopy__"] = _deep_copy
     if getattr(base, "cls_to_become", None) is not None:
         members["cls_to_become"] = _wrapper_class(base.cls_to_become, options)
     return type(base.__name__, (base,), members)
+
+
+def _deep_copy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """A copy of a compiled module, which runs the same programs as long as they serve it."""
+    copied = _wrap(copy.deepcopy(original_of(self), memo), type(self)._shorthaul_options)
+    runner = _runners.get(self)
+    if isinstance(runner, _RunnerOfCopy):
+        runner = runner.runner
+    if runner is not None and runner.failed_copies < _MOST_FAILED_COPIES:
+        _runners[copied] = _RunnerOfCopy(runner)
+    return copied
 
 
 def _decorate(cls: type, options: Options) -> type:
@@ -293,11 +310,12 @@ def original_of(wrapper: nn.Module) -> nn.Module:
     return original
 
 
-_runners: weakref.WeakKeyDictionary[nn.Module, Runner] = weakref.WeakKeyDictionary()
+_runners: weakref.WeakKeyDictionary[nn.Module, Runner | _RunnerOfCopy]
+_runners = weakref.WeakKeyDictionary()
 
 
-def runner_of(wrapper: nn.Module) -> Runner:
-    """What runs a compiled module; a copy of a module starts with nothing compiled."""
+def runner_of(wrapper: nn.Module) -> Runner | _RunnerOfCopy:
+    """What runs a compiled module."""
     runner = _runners.get(wrapper)
     if runner is None:
         cls = type(wrapper)
@@ -313,6 +331,8 @@ class Runner:
     def __init__(self, forward, options: Options, name: str):
         self.forward = forward
         self.is_first = True
+        #: How many copies of the module needed graphs of their own.
+        self.failed_copies = 0
         #: Whether what runs outside of programs is an error.
         self.is_strict = options.fallback == "error"
         self.compiler = GraphCompiler(options, name)
@@ -360,7 +380,7 @@ class Runner:
             new = _new_breaks(breaks)
             for reason in new:
                 self.compiler.note_break(reason)
-            if not self.compiler.has_graphs and any(True for _ in owner.parameters()):
+            if not self.compiler.n_graphs and any(True for _ in owner.parameters()):
                 self.compiler.say_runs_nothing(left, new)
                 return result
         for what in left:
@@ -368,6 +388,29 @@ class Runner:
         if self.is_strict:
             for reason in _new_breaks(breaks):
                 self.compiler.say_falls_back(f"Python runs it: {reason}")
+        return result
+
+
+class _RunnerOfCopy:
+    """Runs a deep copy of a module for the first time, by the graphs of the module.
+
+    Their guards decide whether they serve the copy. Where they often do not, later copies get
+    runners of their own, because all graphs of a runner are looked through at each call.
+    """
+
+    def __init__(self, runner: Runner):
+        self.runner = runner
+
+    @property
+    def compiler(self) -> GraphCompiler:
+        """What compiles the graphs."""
+        return self.runner.compiler
+
+    def __call__(self, owner: nn.Module, args: tuple, kwargs: dict[str, Any]):
+        runner = _runners[owner] = self.runner
+        n_graphs = runner.compiler.n_graphs
+        result = runner(owner, args, kwargs)
+        runner.failed_copies += runner.compiler.n_graphs > n_graphs
         return result
 
 
@@ -406,17 +449,17 @@ def _with_own_code(forward):
         # Dynamo remembers by a code's name and line which sizes change from call to call.
         run.__code__ = run.__code__.replace(co_name=f"run_{next(_numbers)}")
         return _with_own_code(run)
-    copy = types.FunctionType(
+    own = types.FunctionType(
         forward.__code__.replace(),
         forward.__globals__,
         forward.__name__,
         forward.__defaults__,
         forward.__closure__,
     )
-    copy.__kwdefaults__ = forward.__kwdefaults__
-    copy.__dict__.update(forward.__dict__)
-    copy.__qualname__, copy.__module__ = forward.__qualname__, forward.__module__
-    return copy
+    own.__kwdefaults__ = forward.__kwdefaults__
+    own.__dict__.update(forward.__dict__)
+    own.__qualname__, own.__module__ = forward.__qualname__, forward.__module__
+    return own
 
 
 def _arguments_of(forward) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ pub static RULES: Rules = &[
     ("SplitToSequence", split),
 ];
 
-/// Most elements of a dimension that is split.
+/// Most parts that a dimension is split into.
 const MOST_PARTS: i64 = 1 << 12;
 
 fn elements(cx: &NodeCx) -> Result<Vec<ContainerId>, Refusal> {
@@ -106,17 +106,26 @@ fn concat(cx: &mut NodeCx) -> Values {
     }
 }
 
+/// The number of parts, if it is not too large: each part is an operator.
+fn at_most(parts: i64) -> Result<i64, Refusal> {
+    match parts <= MOST_PARTS {
+        true => Ok(parts),
+        false => Err(Refusal(format!(
+            "it splits into {parts} parts; at most {MOST_PARTS} are supported"
+        ))),
+    }
+}
+
 /// Parts of the given lengths along the axis. Without lengths, parts of one element, which lose the dimension unless
 /// `keepdims` is set.
 fn split(cx: &mut NodeCx) -> Values {
     let x = cx.input(0)?;
     let shape = cx.shape(x);
     let axis = cx.axis(cx.int("axis", 0)?, shape.len())?;
-    let size = shape[axis].as_const().filter(|n| *n <= MOST_PARTS);
-    let size = size.ok_or("it splits a dynamic size, or a very large one")?;
+    let size = shape[axis].as_const().ok_or("it splits a dynamic size")?;
     let keeps = cx.int("keepdims", 1)? != 0;
     let parts: Vec<i64> = match cx.optional_known(1)? {
-        None => vec![1; usize::try_from(size).unwrap_or(0)],
+        None => vec![1; usize::try_from(at_most(size)?).unwrap_or(0)],
         Some(given) => {
             let sizes = given.elements.iter().map(SymExpr::as_const);
             let sizes: Option<Vec<i64>> = sizes.collect();
@@ -128,6 +137,7 @@ fn split(cx: &mut NodeCx) -> Values {
                 (sizes, _) => {
                     let each = sizes.first().copied().filter(|n| *n > 0);
                     let each = each.ok_or("it splits into empty parts")?;
+                    at_most(size / each)?;
                     let starts = (0..size).step_by(each as usize);
                     starts.map(|start| each.min(size - start)).collect()
                 }

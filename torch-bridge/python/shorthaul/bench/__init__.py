@@ -24,7 +24,7 @@ from ..models import EXAMPLES
 from ..models.libraries import MissingLibrary
 from . import environment, files, limits, page, predicted, recipes, results, separate, stored
 from .accuracy import check, gradient_errors, print_check
-from .alone import first_step, serve
+from .alone import Processes, first_step, serve
 from .kernels import print_profile
 from .options import Setting, network, parse
 from .timing import is_out_of_memory, measure
@@ -46,8 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.list:
         _print_networks()
         return 0
-    if options.alone == "-":
-        serve(options.settings[0])
+    if options.serve:
+        serve()
         return 0
     if options.alone:
         print(json.dumps(first_step(options.settings[0], options.alone)))
@@ -66,12 +66,13 @@ def main(arguments: list[str] | None = None) -> int:
     found: list[dict] = []
     ok = old is not None or not options.compare
     try:
-        for setting in options.settings:
-            measured, is_good = _outcome(setting, options)
-            found += measured
-            ok &= is_good
-            if options.json and measured and files.is_replaceable(options.json):
-                ok &= _is_written(options.json, found)
+        with Processes() as processes:
+            for setting in options.settings:
+                measured, is_good = _outcome(setting, options, processes)
+                found += measured
+                ok &= is_good
+                if options.json and measured and files.is_replaceable(options.json):
+                    ok &= _is_written(options.json, found)
     except KeyboardInterrupt:
         print(f"\nstopped: {len(found)} of {len(options.settings)} results are kept", flush=True)
         if found:
@@ -137,15 +138,17 @@ def _is_written(path: Path, content: list[dict] | str) -> bool:
     return True
 
 
-def _outcome(setting: Setting, options: argparse.Namespace) -> tuple[list[dict], bool]:
+def _outcome(
+    setting: Setting, options: argparse.Namespace, processes: Processes
+) -> tuple[list[dict], bool]:
     """The results of one setting, and whether Shorthaul did well; a skipped one has none."""
     if options.separate:
-        return separate.run(setting, options)
+        return separate.run(setting, options, processes)
     n_threads = torch.get_num_threads()
     torch.set_num_threads(setting.threads)
     try:
         network(setting.name)
-        result, is_good = _run(setting, options)
+        result, is_good = _run(setting, options, processes)
     except MissingLibrary as error:
         print(f"\n{setting}: skipped, {error}")
         return [], True
@@ -163,7 +166,7 @@ def _outcome(setting: Setting, options: argparse.Namespace) -> tuple[list[dict],
     return [] if result is None else [result], is_good
 
 
-def _run(setting: Setting, options) -> tuple[dict | None, bool]:
+def _run(setting: Setting, options, processes: Processes) -> tuple[dict | None, bool]:
     """One setting: its result, if it has one, and whether Shorthaul did well."""
     if options.profile:
         with precision(setting.dtype):
@@ -199,7 +202,7 @@ def _run(setting: Setting, options) -> tuple[dict | None, bool]:
         options.variants,
         rounds=options.rounds,
         warmup=options.warmup,
-        with_first_step=not options.no_first_step,
+        processes=None if options.no_first_step else processes,
         with_counts=options.limits and setting.mode != "step",
         seconds=options.seconds,
     )

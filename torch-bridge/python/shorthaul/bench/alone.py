@@ -1,8 +1,7 @@
 """Measures one variant in a new process: its peak memory, or its first step.
 
 The process finds the kernels that the measurement of times has left in the cache. Memory is the
-largest that a step after the second adds to the loaded libraries and the model. Loading PyTorch
-takes longer than most steps, so one process loads it and forks another for each variant.
+largest that a step after the second adds to the loaded libraries and the model.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import asdict
 
 import torch
 
@@ -26,20 +27,34 @@ from . import environment
 from .options import Setting
 from .variants import inputs_of, model_of, stepper
 
-#: Stands for a variant: read the names of variants from standard input, see :func:`serve`.
-_EACH = "-"
+#: The option with which a process answers requests, see :func:`serve`.
+_SERVE = "--serve"
+
+#: Names the open files to and from a process that answers requests, for processes that share it.
+_SHARED = "SHORTHAUL_BENCH_SERVER"
+
+#: Variables of a measurement that its processes need too.
+_PASSED_ON = ("SHORTHAUL_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 
 #: What SIGKILL means if nobody sent it.
 KILLED = "the system killed the process, most likely because memory ran out"
 
 
 class Processes(contextlib.AbstractContextManager):
-    """Measures variants of a setting, each in a process of its own."""
+    """Measures variants of settings, each in a process of its own.
 
-    def __init__(self, setting: Setting):
-        self._command = _command(setting, _EACH)
+    Loading PyTorch takes longer than most steps, so one process loads it and forks another for each
+    request. Processes for single networks share it: see :meth:`shared`.
+    """
+
+    def __init__(self):
+        self._command = [sys.executable, "-m", "shorthaul.bench", _SERVE]
         self._said = tempfile.TemporaryFile()
-        self._start()
+        self._process: subprocess.Popen | None = None
+        self._to, self._from = None, None
+        if _SHARED in os.environ:
+            to, back = map(int, os.environ[_SHARED].split(","))
+            self._to, self._from = os.fdopen(os.dup(to), "w"), os.fdopen(os.dup(back))
 
     def _start(self) -> None:
         # If glibc kept free memory, a peak would include it.
@@ -54,13 +69,24 @@ class Processes(contextlib.AbstractContextManager):
                 env=variables,
                 start_new_session=True,
             )
+        self._to, self._from = self._process.stdin, self._process.stdout
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[dict]:
+        """Arguments of ``subprocess.run`` with which a process shares the one that answers."""
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        files = self._to.fileno(), self._from.fileno()
+        yield {"pass_fds": files, "env": os.environ | {_SHARED: ",".join(map(str, files))}}
 
     def __exit__(self, *error: object) -> None:
-        self._end()
+        self.end()
         self._said.close()
 
-    def _end(self) -> int:
-        """Ends the process and all that it started; its exit code."""
+    def end(self) -> int | None:
+        """Ends the process that answers and all that it started; its exit code, if it is known."""
+        if self._process is None:
+            return None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -70,31 +96,30 @@ class Processes(contextlib.AbstractContextManager):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.stdout.close()
         self._process.wait()
-        return self._process.returncode if code is None else code
+        code = self._process.returncode if code is None else code
+        self._process = None
+        return code
 
-    def alone(self, variant: str) -> dict:
+    def alone(self, setting: Setting, variant: str) -> dict:
         """Peak bytes, and for variants that compile the seconds of a first step with full caches.
 
         Raises ``RuntimeError`` if the process fails, for example for lack of memory.
         """
-        found = self._first_step(variant)
+        found = self._first_step(setting, variant)
         if variant == "shorthaul" or variant.startswith("compile"):
             return {"warm_first_step": found, "peak_bytes": found["peak_bytes"]}
         return {"peak_bytes": found["peak_bytes"]}
 
-    def _first_step(self, variant: str) -> dict:
+    def _first_step(self, setting: Setting, variant: str) -> dict:
+        if self._to is None:
+            self._start()
+        variables = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         line = ""
         with contextlib.suppress(BrokenPipeError):
-            print(variant, file=self._process.stdin, flush=True)
-            line = self._process.stdout.readline()
+            print(json.dumps([asdict(setting), variant, variables]), file=self._to, flush=True)
+            line = self._from.readline()
         if not line:
-            code = self._end()
-            self._said.seek(0)
-            said = self._said.read().decode(errors="replace").strip().splitlines()
-            self._start()
-            reason = f": {said[-1]}" if said else ""
-            what = f"`{' '.join(self._command[1:])}` ended with {ending(code)}{reason}"
-            raise RuntimeError(what)
+            raise RuntimeError(self._why_ended())
         answer = json.loads(line)
         if answer["code"] == -signal.SIGKILL:
             raise RuntimeError(KILLED)
@@ -103,18 +128,34 @@ class Processes(contextlib.AbstractContextManager):
             raise RuntimeError(f"a step of {variant} in a new process failed: {failed}")
         return answer["found"]
 
+    def _why_ended(self) -> str:
+        """Why the process that answers has ended; the next request starts another one."""
+        what = f"`{' '.join(self._command[1:])}` ended"
+        if self._process is None:
+            return what
+        code = self.end()
+        self._to = None
+        self._said.seek(0)
+        said = self._said.read().decode(errors="replace").strip().splitlines()
+        reason = f": {said[-1]}" if said else ""
+        return f"{what} with {ending(code)}{reason}"
 
-def serve(setting: Setting) -> None:
-    """Reads names of variants, line by line, and answers each with a line of JSON."""
+
+def serve() -> None:
+    """Reads settings and variants, one in each line, and answers each with a line of JSON."""
     with os.fdopen(os.dup(1), "w") as answers:
         # The output of libraries is not an answer.
         os.dup2(2, 1)
         load_tracer()
+        with contextlib.suppress(ImportError):
+            importlib.import_module("torchvision")  # many networks need it
         for line in sys.stdin:
-            print(json.dumps(_forked(setting, line.strip())), file=answers, flush=True)
+            setting, variant, variables = json.loads(line)
+            found = _forked(Setting(**setting), variant, variables)
+            print(json.dumps(found), file=answers, flush=True)
 
 
-def _forked(setting: Setting, variant: str) -> dict:
+def _forked(setting: Setting, variant: str, variables: dict[str, str]) -> dict:
     """What a new process finds, its exit code, and its error."""
     with tempfile.TemporaryFile() as answers:
         child = os.fork()
@@ -124,7 +165,8 @@ def _forked(setting: Setting, variant: str) -> dict:
                 found, error = None, None
                 try:
                     with open(os.devnull) as nothing:
-                        os.dup2(nothing.fileno(), 0)  # the names are not for this process
+                        os.dup2(nothing.fileno(), 0)  # the requests are not for this process
+                    os.environ |= variables
                     found = first_step(setting, variant)
                 except BaseException as raised:
                     error = f"{type(raised).__name__}: {raised}".splitlines()[0]

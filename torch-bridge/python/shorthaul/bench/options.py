@@ -91,7 +91,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = _parser()
     # Names may stand between options, as they do in a file of arguments.
     options = parser.parse_intermixed_args(arguments)
-    if options.list:
+    if options.list or options.serve:
         return options
     if options.page_from:
         if options.names or not options.html or options.json or options.compare:
@@ -274,4 +274,5 @@ def _parser() -> argparse.ArgumentParser:
         help="with --recipes: search, tune for this many seconds, and write the recipes",
     )
     parser.add_argument("--alone", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     return parser

@@ -36,22 +36,23 @@ def measure(
     *,
     rounds: int,
     warmup: int,
-    with_first_step: bool,
+    processes: Processes | None = None,
     with_counts: bool = False,
     seconds: float | None = None,
 ) -> dict:
     """The result of one setting: milliseconds by variant, and the ratio to the best peer.
 
     With ``seconds``, rounds run for that long, whatever ``rounds`` says: at least 3, at most 50.
-    The first step is timed with an empty cache. With ``with_counts``, ``counted`` is the report on
+    With ``processes``, these measure peak memory, and the first step is timed with an empty cache
+    of compiled kernels. With ``with_counts``, ``counted`` is the report on
     Shorthaul's step.
     """
     caches = contextlib.nullcontext()
-    if with_first_step:
+    if processes is not None:
         load_tracer()
         caches = _empty_caches()
     with caches:
-        return _measure(setting, variants, rounds, warmup, with_first_step, with_counts, seconds)
+        return _measure(setting, variants, rounds, warmup, processes, with_counts, seconds)
 
 
 def _measure(
@@ -59,7 +60,7 @@ def _measure(
     variants: list[str],
     rounds: int,
     warmup: int,
-    with_first_step: bool,
+    processes: Processes | None,
     with_counts: bool,
     seconds: float | None,
 ) -> dict:
@@ -92,14 +93,14 @@ def _measure(
             steps.pop(variant, None)
     times = interleaved(steps, rounds, seconds)
     for variant, taken in times.items():
-        entries[variant] = summary(taken) | (entries[variant] if with_first_step else {})
+        entries[variant] = summary(taken) | (entries[variant] if processes else {})
     counted = None
     if with_counts and "shorthaul" in times:
         # PyTorch may run all of a network; there is nothing to count then.
         with contextlib.suppress(ValueError):
             counted = limits.count(setting, steps["shorthaul"].model, inputs)
-    if with_first_step:
-        _measure_alone(setting, entries)
+    if processes is not None:
+        _measure_alone(processes, setting, entries)
     result = asdict(setting) | {
         "rounds": max((len(taken) for taken in times.values()), default=0),
         "n_parameters": sum(p.numel() for p in model.parameters()),
@@ -109,16 +110,15 @@ def _measure(
     return result | ratios(times)
 
 
-def _measure_alone(setting: Setting, entries: dict[str, dict]) -> None:
+def _measure_alone(processes: Processes, setting: Setting, entries: dict[str, dict]) -> None:
     """Adds what new processes measure to the entries of variants that ran."""
-    with Processes(setting) as processes:
-        for variant, entry in entries.items():
-            if "error" in entry:
-                continue
-            try:
-                entry |= processes.alone(variant)
-            except RuntimeError as error:
-                entry["first_step_error"] = str(error)
+    for variant, entry in entries.items():
+        if "error" in entry:
+            continue
+        try:
+            entry |= processes.alone(setting, variant)
+        except RuntimeError as error:
+            entry["first_step_error"] = str(error)
 
 
 @contextlib.contextmanager
