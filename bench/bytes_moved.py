@@ -12,6 +12,7 @@ import argparse
 import json
 import logging
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -28,14 +29,13 @@ def inductor_bytes(setting: Setting) -> int:
 
     model, inputs = model_of(setting), inputs_of(setting)
     counts = logging.getLogger("torch._inductor.compile_fx.__inductor_metrics")
+    counts.addFilter(lambda _: False)  # the numbers are wanted, not the lines
     with tempfile.TemporaryDirectory() as folder:
         # A graph that is in a cache is not counted again.
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
         torch._dynamo.reset()
         metrics.reset()
         torch._logging.set_logs(inductor_metrics=True)
-        counts.handlers.clear()
-        counts.propagate = False
         setting.example.loss(torch.compile(model)(*inputs)).backward()
         torch._logging.set_logs()
     return metrics.num_bytes_accessed
@@ -72,7 +72,9 @@ def main(arguments: list[str] | None = None) -> None:
             flush=True,
         )
     if options.json:
-        text = json.dumps({"machine": results.machine(), "results": rows}, indent=1)
+        command = " ".join(["python bench/bytes_moved.py", *(arguments or sys.argv[1:])])
+        machine = results.machine() | {"command": command}
+        text = json.dumps({"machine": machine, "results": rows}, indent=1)
         options.json.write_text(text + "\n", encoding="utf-8")
 
 

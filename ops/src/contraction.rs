@@ -118,15 +118,20 @@ impl Equation {
     }
 
     /// The equation of the gradient for `position`, and the letters of its result: those of the operand
-    /// that occur in the result or in the other operand and are not stretched.
-    fn gradient(&self, position: usize, shape: &[SymExpr]) -> (String, Vec<char>) {
+    /// that occur in the result or in the other operand (there not stretched from 1) and are not stretched themselves.
+    fn gradient(&self, position: usize, shapes: [&[SymExpr]; 2]) -> (String, Vec<char>) {
+        let shape = shapes[position];
         let own = &self.operands[position];
         let other = self.operands.get(1 - position);
         let found: Vec<char> = own
             .iter()
             .zip(shape)
             .filter(|(l, size)| {
-                let elsewhere = self.result.contains(l) || other.is_some_and(|o| o.contains(l));
+                let in_other = other.is_some_and(|o| {
+                    let mut sizes = o.iter().zip(shapes[1 - position]);
+                    sizes.any(|(letter, size)| letter == *l && *size == self.size(**l))
+                });
+                let elsewhere = self.result.contains(l) || in_other;
                 elsewhere && **size == self.size(**l)
             })
             .map(|(l, _)| *l)
@@ -163,11 +168,16 @@ pub fn einsum(
 fn operand_gradient(
     builder: &mut Builder,
     equation: &Equation,
-    (position, id): (usize, ContainerId),
+    (position, id, other): (usize, ContainerId, Option<ContainerId>),
     operands: &[ContainerId],
 ) -> Result<ContainerId, OpError> {
     let shape = builder.shape(id);
-    let (text, found) = equation.gradient(position, &shape);
+    let of_other = other.map(|other| builder.shape(other)).unwrap_or_default();
+    let shapes = match position {
+        0 => [shape.as_slice(), &of_other],
+        _ => [of_other.as_slice(), &shape],
+    };
+    let (text, found) = equation.gradient(position, shapes);
     let mut value = einsum(builder, &text, operands)?;
     if found.len() == shape.len() {
         return Ok(value);
@@ -297,7 +307,8 @@ impl Op for Einsum {
                 (_, 0) => vec![dy, g.call.input_id(1)?],
                 _ => vec![g.call.input_id(0)?, dy],
             };
-            let value = operand_gradient(builder, &equation, (position, id), &operands)?;
+            let other = g.call.optional_id(1 - position.min(1));
+            let value = operand_gradient(builder, &equation, (position, id, other), &operands)?;
             gradients.push(Some(value));
         }
         Ok(Gradient::Rule(gradients))

@@ -64,6 +64,7 @@ SMALL = {
         *("--width", "16", "--layers", "1", "--heads", "2", "--vocabulary", "50"),
     ),
     "python bench/onnx/peak_memory.py": ("--shorthaul", "PROGRAM"),
+    "python bench/bytes_moved.py": ("--small",),
 }
 
 QUICK = ("--small", "--rounds", "2", "--warmup", "1", "--no-first-step")

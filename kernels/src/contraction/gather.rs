@@ -30,6 +30,11 @@ const MOST_PHASES: i64 = 64;
 pub fn gather_form(mut p: Problem) -> Result<GatherForm, NoFastForm> {
     let mut form = GatherForm::default();
     p.tidy();
+    // Each coordinate may cover its axis, and yet nothing is written beside a diagonal.
+    let n_coords = |dim: usize| p.out.coords.iter().filter(|c| c.coeff(dim) != 0).count();
+    if (0..p.dims.len()).any(|dim| n_coords(dim) > 1) {
+        return Err(NoFastForm::RepeatedOutputDim);
+    }
     let guard_a = a_has_more_positions(&p);
     let mut open = vec![p];
     while let Some(mut p) = open.pop() {

@@ -17,6 +17,10 @@ static inline long ix_min(long a, long b) { return a < b ? a : b; }
 static inline long ix_max(long a, long b) { return a > b ? a : b; }
 static inline int ix_min32(int a, int b) { return a < b ? a : b; }
 static inline int ix_max32(int a, int b) { return a > b ? a : b; }
+static inline int ix_int(float a) { return a >= -0x1p31f && a < 0x1p31f ? (int)a : (-2147483647 - 1); }
+static inline int ix_int_f64(double a) { return a > -0x1.00000002p31 && a < 0x1p31 ? (int)a : (-2147483647 - 1); }
+static inline long ix_long(float a) { return a >= -0x1p63f && a < 0x1p63f ? (long)a : (-0x7fffffffffffffffL - 1); }
+static inline long ix_long_f64(double a) { return a >= -0x1p63 && a < 0x1p63 ? (long)a : (-0x7fffffffffffffffL - 1); }
 static inline long ix_abs(long a) { return a < 0 ? (long)(0 - (unsigned long)a) : a; }
 static inline long ix_sign(long a) { return (a > 0) - (a < 0); }
 static inline int ix_isnan(double a) { return a != a; }
@@ -117,9 +121,28 @@ pub fn cast(text: &str, from: DType, to: DType) -> String {
         }
         (_, DType::Bool) => format!("({text} != 0)"),
         // As PyTorch does: by way of 64 bits, of which a double may use more than 32.
-        (DType::F64, d @ DType::U8) => format!("({})(unsigned char)(long){text}", value_type(d)),
+        (DType::F64, d @ DType::U8) => {
+            format!("({})(unsigned char)ix_long_f64({text})", value_type(d))
+        }
+        // A number outside of the range becomes the smallest integer, as the instructions make it. A compiler may turn
+        // a plain cast to an integer and back into a rounding, which has no range.
+        (DType::F32, DType::I64) => format!("ix_long({text})"),
+        (DType::F64, DType::I64) => format!("ix_long_f64({text})"),
+        (DType::F32, d) if !d.is_float() => narrowed(&format!("ix_int({text})"), d),
+        (DType::F64, d) if !d.is_float() => narrowed(&format!("ix_int_f64({text})"), d),
         (_, d) => format!("({}){text}", value_type(d)),
     }
+}
+
+/// An `int` as a value of a narrower type of integers, of which only the lowest bits stay.
+fn narrowed(int: &str, to: DType) -> String {
+    let stored = match to {
+        DType::U8 => "(unsigned char)",
+        DType::I8 => "(signed char)",
+        DType::I16 => "(short)",
+        _ => "",
+    };
+    format!("({}){stored}{int}", value_type(to))
 }
 
 /// `f(a)` computed in `dtype`; the result of `Not` and `IsNan` is `int`.

@@ -42,7 +42,9 @@ class Asked:
         if not self._ctx.needs_input_grad[i + 1]:
             return False
         source = self._sources[i][0]
-        leaf = getattr(source, "variable", None)
+        # A function of the user may have an attribute of this name too.
+        is_leaf = type(source).__name__ == "AccumulateGrad"
+        leaf = source.variable if is_leaf else None
         if leaf is None:
             return source is None or _goes_on_with(source)
         return self._leaves is None or id(leaf) in self._leaves

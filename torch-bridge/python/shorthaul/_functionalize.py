@@ -38,6 +38,40 @@ def out_of_place(operator: torch._ops.OpOverload) -> torch._ops.OpOverload | Non
     return getattr(packet, operator._overloadname, None)
 
 
+#: Operators that compute in the type to which their operands promote.
+_PROMOTING = frozenset(
+    "add sub mul div floor_divide remainder fmod pow atan2 hypot xlogy copysign lerp addcmul "
+    "addcdiv eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or "
+    "bitwise_xor gcd lcm".split()
+)
+
+
+def computes_in_another_type(node: fx.Node) -> bool:
+    """Whether an in-place operator computes in a wider type than that of what it writes.
+
+    Its out-of-place form in the type of the result would round the operands first.
+    """
+    name = node.target._schema.name.removeprefix("aten::").removesuffix("_")
+    if name not in _PROMOTING:
+        return False
+    own, *others = (
+        operand.meta.get("val") if isinstance(operand, fx.Node) else operand
+        for operand in (*node.args, *node.kwargs.values())
+    )
+    like = _without_elements(own)
+    return any(
+        torch.result_type(like, _without_elements(other)) != own.dtype
+        for other in others
+        if isinstance(other, (torch.Tensor, int, float))
+    )
+
+
+def _without_elements(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty([1] * bool(value.dim()), dtype=value.dtype, device="meta")
+
+
 @dataclass(frozen=True)
 class Ref:
     """The ``idx``-th tensor that ``node`` gives."""
@@ -192,6 +226,8 @@ def _append_in_place(functional: Functional, node: fx.Node, aliases: _Aliases) -
     written = [i for i, argument in enumerate(node.target._schema.arguments) if argument.is_write]
     operator = out_of_place(node.target)
     if written != [0] or operator is None or not aliases.is_private(node.args[0], node):
+        return False
+    if computes_in_another_type(node):
         return False
     args = _bind(functional, node)
     functional.nodes.append(FunctionalNode(node, str(operator), args, _values(node), True))

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ._functionalize import out_of_place
+from ._functionalize import computes_in_another_type, out_of_place
 
 aten = torch.ops.aten
 
@@ -50,6 +50,8 @@ def _written(node: fx.Node) -> fx.Node | None:
     schema = node.target._schema
     writes = [i for i, argument in enumerate(schema.arguments) if argument.is_write]
     if writes != [0] or out_of_place(node.target) is None or not isinstance(node.args[0], fx.Node):
+        return None
+    if computes_in_another_type(node):
         return None
     return node.args[0]
 
