@@ -274,7 +274,7 @@ fn the_page_needs_nothing_from_elsewhere() {
         let path = save(&model, folder.path(), &format!("{name}.onnx"));
         let out = folder.path().join(format!("{name}.html"));
         let found = stdout(&["report", arg(&path), "--html", arg(&out)], 0);
-        assert!(found.contains("at batch="), "{found}");
+        assert!(found.contains("running the model: batch="), "{found}");
         let args = [
             "report",
             arg(&path),

@@ -574,5 +574,5 @@ fn a_negative_size_is_a_dynamic_one() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = save(&open, folder.path(), "m.onnx");
     let said = stdout(&["report", arg(&path)], 0);
-    assert!(said.contains("at x_dim0="), "{said}");
+    assert!(said.contains("running the model: x_dim0="), "{said}");
 }
