@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import warnings
 import weakref
 
 import shorthaul
@@ -142,3 +143,12 @@ def test_copies_of_parts_and_of_classes_that_copy_themselves():
     loaded = pickle.loads(pickle.dumps(whole[0]))
     assert runner_of(loaded) is not runner_of(whole[0])
     torch.testing.assert_close(loaded(x), whole[0](x))
+
+
+def test_a_copy_does_not_use_up_the_programs_of_its_module():
+    torch.manual_seed(0)
+    compiled, x = shorthaul.module(Net(), max_programs=1), torch.randn(5, 6)
+    compiled(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        copy.deepcopy(compiled).eval()(x)

@@ -42,12 +42,12 @@ def out_of_place(operator: torch._ops.OpOverload) -> torch._ops.OpOverload | Non
 _PROMOTING = frozenset(
     "add sub mul div floor_divide remainder fmod pow atan2 hypot xlogy copysign lerp addcmul "
     "addcdiv eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or "
-    "bitwise_xor gcd lcm".split()
+    "bitwise_xor bitwise_left_shift bitwise_right_shift gcd lcm clamp clamp_min clamp_max".split()
 )
 
 
 def computes_in_another_type(node: fx.Node) -> bool:
-    """Whether an in-place operator computes in a wider type than that of what it writes.
+    """Whether an in-place operator computes in another type than that of what it writes.
 
     Its out-of-place form in the type of the result would round the operands first.
     """
@@ -58,6 +58,8 @@ def computes_in_another_type(node: fx.Node) -> bool:
         operand.meta.get("val") if isinstance(operand, fx.Node) else operand
         for operand in (*node.args, *node.kwargs.values())
     )
+    if not isinstance(own, torch.Tensor):
+        return False
     like = _without_elements(own)
     return any(
         torch.result_type(like, _without_elements(other)) != own.dtype

@@ -271,6 +271,7 @@ def data_of(programs: list[Program]) -> dict[str, Any]:
         memory, more = first["memory"], other["memory"]
         for key, value in more.items():
             memory[key] = memory[key] + value if key == "saved_bytes" else max(memory[key], value)
+    first["slow"].sort(key=lambda kernel: -kernel["predicted_us"])
     return first
 
 

@@ -214,7 +214,7 @@ def _deep_copy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
     runner = _runners.get(self)
     if isinstance(runner, _RunnerOfCopy):
         runner = runner.runner
-    if runner is not None and runner.failed_copies < _MOST_FAILED_COPIES:
+    if runner is not None and runner.has_room_for_copies():
         _runners[copied] = _RunnerOfCopy(runner)
     return copied
 
@@ -336,6 +336,7 @@ class Runner:
         #: Whether what runs outside of programs is an error.
         self.is_strict = options.fallback == "error"
         self.compiler = GraphCompiler(options, name)
+        self.max_programs = options.max_programs
         self.compiler.changes.arguments = _arguments_of(forward)
         self.optimized = _optimized(_with_own_code(forward), self.compiler)
 
@@ -373,6 +374,11 @@ class Runner:
         finally:
             _calling.depth -= 1
             del left[left_before:]
+
+    def has_room_for_copies(self) -> bool:
+        """Whether copies run by these graphs do not use up the number of programs or of graphs."""
+        n_programs = max(self.compiler.n_programs.values(), default=0)
+        return self.failed_copies < _MOST_FAILED_COPIES and 2 * n_programs < self.max_programs
 
     def _checked(self, result, owner: nn.Module, left: list[str], breaks, is_first: bool):
         """The result of a call, after what Python ran of it is said."""

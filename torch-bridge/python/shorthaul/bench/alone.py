@@ -75,6 +75,7 @@ class Processes(contextlib.AbstractContextManager):
     def shared(self) -> Iterator[dict]:
         """Arguments of ``subprocess.run`` with which a process shares the one that answers."""
         if self._process is None or self._process.poll() is not None:
+            self.end()
             self._start()
         files = self._to.fileno(), self._from.fileno()
         yield {"pass_fds": files, "env": os.environ | {_SHARED: ",".join(map(str, files))}}
@@ -131,10 +132,10 @@ class Processes(contextlib.AbstractContextManager):
     def _why_ended(self) -> str:
         """Why the process that answers has ended; the next request starts another one."""
         what = f"`{' '.join(self._command[1:])}` ended"
+        self._to = None
         if self._process is None:
             return what
         code = self.end()
-        self._to = None
         self._said.seek(0)
         said = self._said.read().decode(errors="replace").strip().splitlines()
         reason = f": {said[-1]}" if said else ""
@@ -147,7 +148,7 @@ def serve() -> None:
         # The output of libraries is not an answer.
         os.dup2(2, 1)
         load_tracer()
-        with contextlib.suppress(ImportError):
+        with contextlib.suppress(Exception):
             importlib.import_module("torchvision")  # many networks need it
         for line in sys.stdin:
             setting, variant, variables = json.loads(line)
