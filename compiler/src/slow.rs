@@ -6,13 +6,13 @@
 use crate::report::KernelReport;
 use serde::Serialize;
 
-/// How many times its roofline a kernel takes that is named.
+/// A kernel is named if it takes more than this many times its roofline.
 pub const FAR: f64 = 5.0;
 
-/// The least part of the step that a named kernel takes.
+/// A kernel is named if it takes at least this part of the step.
 const PART: f64 = 0.01;
 
-/// The least microseconds that a named kernel takes.
+/// A kernel is named if it takes at least this many microseconds.
 const LEAST_US: f64 = 20.0;
 
 /// What most of a kernel's predicted time goes into.

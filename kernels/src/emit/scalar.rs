@@ -124,7 +124,7 @@ pub fn cast(text: &str, from: DType, to: DType) -> String {
         (DType::F64, d @ DType::U8) => {
             format!("({})(unsigned char)ix_long_f64({text})", value_type(d))
         }
-        // A number outside of the range becomes the smallest integer, as the instructions make it. A compiler may turn
+        // A number outside of the range becomes the smallest integer, as on x86. A compiler may turn
         // a plain cast to an integer and back into a rounding, which has no range.
         (DType::F32, DType::I64) => format!("ix_long({text})"),
         (DType::F64, DType::I64) => format!("ix_long_f64({text})"),

@@ -17,7 +17,7 @@ _CALLS = (torch.autograd.grad.__code__, torch.autograd.backward.__code__)
 
 
 class Asked:
-    """Which gradients the backward pass that runs now is for, as far as that can be known.
+    """The inputs of a program whose gradients are asked for, as far as that can be known.
 
     PyTorch tells functions of results whether it goes on with them, but not leaves: the tensors
     that ``torch.autograd.grad`` was called with are found in its frame.

@@ -44,8 +44,7 @@ def measure(
 
     With ``seconds``, rounds run for that long, whatever ``rounds`` says: at least 3, at most 50.
     With ``processes``, these measure peak memory, and the first step is timed with an empty cache
-    of compiled kernels. With ``with_counts``, ``counted`` is the report on
-    Shorthaul's step.
+    of compiled kernels. With ``with_counts``, ``counted`` is the report on Shorthaul's step.
     """
     caches = contextlib.nullcontext()
     if processes is not None:
