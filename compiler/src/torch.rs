@@ -8,6 +8,7 @@ use fusion::Target;
 use graph::{Bindings, Graph};
 use importer::torch::{ImportError, Imported, import};
 use kernels::compile::CompileOptions;
+use kernels::features::Pairs;
 use kernels::progress::{Progress, Silent};
 use kernels::templates::Templates;
 use std::collections::BTreeMap;
@@ -63,7 +64,7 @@ impl Captured {
         }
         let graph = self.graph();
         let step = Arc::new(match (target, wrt) {
-            (Target::Cpu, _) => Step::on_cpu(graph, self.hints(), wrt, !multiplies_pairs())?,
+            (Target::Cpu, _) => Step::on_cpu(graph, self.hints(), wrt, !has_tiles())?,
             (_, []) => Step::forward(graph)?,
             _ => Step::training(graph, wrt)?,
         });
@@ -157,12 +158,13 @@ impl Captured {
     }
 }
 
-/// Whether this CPU multiplies pairs of bf16 numbers faster than single precision; no without a C compiler to ask.
-fn multiplies_pairs() -> bool {
+/// Whether this CPU has tiles (AMX), by which attention in bf16 is faster composed than as one kernel that stores no
+/// scores; no without a C compiler to ask.
+fn has_tiles() -> bool {
     static KNOWN: OnceLock<bool> = OnceLock::new();
     *KNOWN.get_or_init(|| {
         let options = CompileOptions::from_environment(&mut Silent);
-        options.is_ok_and(|options| options.target.pairs.is_some())
+        options.is_ok_and(|options| options.target.pairs == Some(Pairs::Tiles))
     })
 }
 

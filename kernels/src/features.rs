@@ -184,6 +184,8 @@ const OPTIMIZE_WITH_GCC: &[&str] = &[
 
 /// Assumed speed of products by tiles, as a multiple of the speed in f32. It was measured on one CPU with tiles.
 const TILES_ARE_FASTER: u64 = 6;
+/// The same for dot products, where they are chosen: one multiplies twice as many numbers as a multiply-add does.
+const DOTS_ARE_FASTER: u64 = 2;
 
 /// What kernels are compiled for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -257,15 +259,20 @@ impl CpuTarget {
     /// Returns the target with measured limits, if there are any.
     pub fn with_machine(mut self, machine: Option<Machine>) -> CpuTarget {
         self.machine = machine.unwrap_or(self.machine);
-        self.assume_rate_of_tiles();
+        self.assume_rate_of_pairs();
         self
     }
 
-    /// Assumes a rate for tiles if the target has them and nobody measured their rate.
-    fn assume_rate_of_tiles(&mut self) {
+    /// Assumes a rate for products of bf16 numbers if the target has instructions for them and nobody measured it.
+    fn assume_rate_of_pairs(&mut self) {
+        let times = match self.pairs {
+            Some(Pairs::Tiles) => TILES_ARE_FASTER,
+            Some(Pairs::Dots) => DOTS_ARE_FASTER,
+            Some(Pairs::Plain) | None => return,
+        };
         let machine = &mut self.machine;
-        if self.pairs == Some(Pairs::Tiles) && machine.pair_operations_per_us == 0 {
-            machine.pair_operations_per_us = TILES_ARE_FASTER * machine.product_operations_per_us;
+        if machine.pair_operations_per_us == 0 {
+            machine.pair_operations_per_us = times * machine.product_operations_per_us;
         }
     }
 
@@ -279,7 +286,7 @@ impl CpuTarget {
         self.cflags
             .extend(flags.iter().map(|flag| flag.to_string()));
         self.pairs = Some(pairs);
-        self.assume_rate_of_tiles();
+        self.assume_rate_of_pairs();
         self
     }
 }

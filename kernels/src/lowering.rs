@@ -7,8 +7,8 @@
 
 use crate::compile::SourceUnit;
 use crate::contraction::{
-    self, BlockingRequest, EmittedContraction, Hooks, PlanSignature, PriorPlans, ScalarForm,
-    Unsupported,
+    self, BlockingRequest, EmittedContraction, Hooks, NoFastForm, PlanSignature, PriorPlans,
+    ScalarForm, Unsupported,
 };
 use crate::emit::{self, Arg};
 use crate::features::{CpuTarget, Pairs};
@@ -144,6 +144,7 @@ pub fn lower_as(
         before: Before::default(),
         texts: BTreeMap::new(),
         emitted: BTreeMap::new(),
+        emitted_words: BTreeMap::new(),
         names: BTreeMap::new(),
         sources: Vec::new(),
         launches: Vec::new(),
@@ -177,6 +178,8 @@ struct Lowering<'a> {
     texts: BTreeMap<String, usize>,
     /// Contractions by what decides their text.
     emitted: BTreeMap<String, Result<EmittedContraction, Unsupported>>,
+    /// The same for those that multiply two steps of their reduction at a time.
+    emitted_words: BTreeMap<String, Result<EmittedContraction, NoFastForm>>,
     /// How often a name was asked for.
     names: BTreeMap<String, usize>,
     sources: Vec<Source>,

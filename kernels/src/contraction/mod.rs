@@ -30,6 +30,7 @@ mod stage;
 pub mod text;
 mod tiles;
 mod winograd;
+mod words;
 
 pub use choice::{PlanSignature, PriorPlan, PriorPlans};
 pub use digits::normal_form;
@@ -326,6 +327,30 @@ pub(crate) fn emit_pairs(
     specialized(name, c, hooks, target, Some(pairs))
 }
 
+/// Like [`emit`] for two operands in bf16 without prologues, of which two steps of the reduction are multiplied at a
+/// time, by AVX512-BF16. The text needs the prelude before it.
+///
+/// # Errors
+/// Why no two steps can be read together, or no fast form applies.
+pub(crate) fn emit_words(
+    name: &str,
+    c: &Contraction,
+    hooks: &Hooks,
+    target: &ContractionTarget,
+) -> Result<EmittedContraction, NoFastForm> {
+    let words = words::in_words(name, c).ok_or(NoFastForm::NoPairs)?;
+    let [prologue_a, prologue_b] = words.prologues;
+    let hooks = Hooks {
+        prologue_a,
+        prologue_b,
+        ..hooks.clone()
+    };
+    let mut done = specialized(name, &words.contraction, &hooks, target, None)?;
+    done.flops = flops(c);
+    done.source = words.text + &done.source;
+    Ok(done)
+}
+
 fn specialized(
     name: &str,
     c: &Contraction,
@@ -355,11 +380,19 @@ fn specialized(
         by_definition(emitted.contraction)
     } else {
         let vector = Vector::new(c.element, target.vector_width);
-        match depthwise::emit(name, &form, &inner, vector, target)? {
+        let by_channel = match c.element {
+            Element::Words => None,
+            _ => depthwise::emit(name, &form, &inner, vector, target)?,
+        };
+        match by_channel {
             Some(done) => by_definition(done),
             None => {
                 let direct = driver::plan(name, &form, &inner, vector, target)?;
-                match winograd::plan(&form, &inner, vector, target) {
+                let filtered = match c.element {
+                    Element::Words => None,
+                    _ => winograd::plan(&form, &inner, vector, target),
+                };
+                match filtered {
                     Some(filtered) => match filtered.choice(&direct, &target.requested) {
                         (cuts, true) => filtered.write(name, &inner, cuts),
                         (cuts, false) => EmittedContraction {

@@ -189,7 +189,7 @@ fn store_lanes(vector: Vector) -> String {
     let guard = name.to_uppercase();
     let head = "static inline __attribute__((always_inline))";
     let (load, store) = match (vector.element, vector.bytes()) {
-        (Element::F32, 64) => masked("ps", "float"),
+        (Element::F32 | Element::Words, 64) => masked("ps", "float"),
         (Element::F64, 64) => masked("pd", "double"),
         _ => (String::new(), String::new()),
     };

@@ -67,29 +67,33 @@ pub enum Element {
     F32,
     /// Double precision.
     F64,
+    /// Operands hold two bf16 numbers, neighbouring steps of the reduction, in each 32 bits; sums are in single
+    /// precision. Needs vectors of 64 bytes and AVX512-BF16.
+    Words,
 }
 
 impl Element {
     /// The C type.
     pub fn c_type(self) -> &'static str {
         match self {
-            Element::F32 => "float",
+            Element::F32 | Element::Words => "float",
             Element::F64 => "double",
         }
     }
 
-    /// The type in the graph.
+    /// The type in the graph of the numbers that are multiplied.
     pub fn dtype(self) -> DType {
         match self {
             Element::F32 => DType::F32,
             Element::F64 => DType::F64,
+            Element::Words => DType::BF16,
         }
     }
 
     /// Bytes of a number.
     pub fn bytes(self) -> i64 {
         match self {
-            Element::F32 => 4,
+            Element::F32 | Element::Words => 4,
             Element::F64 => 8,
         }
     }
@@ -123,6 +127,7 @@ impl Vector {
         match self.element {
             Element::F32 => format!("vf{}", self.lanes),
             Element::F64 => format!("vd{}", self.lanes),
+            Element::Words => format!("vw{}", self.lanes),
         }
     }
 
@@ -137,7 +142,10 @@ pub fn preamble(vector: Vector) -> String {
     let (name, element) = (vector.c_type(), vector.element);
     let guard = name.to_uppercase();
     let (bytes, aligned, number) = (vector.bytes(), element.bytes(), element.c_type());
-    let functions = vector_functions(&name, number, bytes);
+    let functions = match element {
+        Element::Words => word_functions(&name),
+        _ => vector_functions(&name, number, bytes),
+    };
     format!(
         "#include <string.h>\n#ifndef SHORTHAUL_{guard}\n#define SHORTHAUL_{guard}\n\
          typedef {number} {name} __attribute__((vector_size({bytes}), aligned({aligned}), may_alias));\n{functions}#endif\n\
@@ -175,6 +183,21 @@ pub fn vector_functions(name: &str, number: &str, bytes: i64) -> String {
          #else\n\
          return a*b + c;\n\
          #endif\n}}\n"
+    )
+}
+
+/// The same for vectors of 16 words of two bf16 numbers each: `{name}_fma` adds both products of each word. Bits are
+/// copied as integers, since they are no numbers in single precision.
+fn word_functions(name: &str) -> String {
+    let head = "static inline __attribute__((always_inline, unused))";
+    format!(
+        "{head} {name} {name}_all(float x) {{\n\
+         typedef unsigned U __attribute__((vector_size(64)));\n\
+         unsigned bits; memcpy(&bits, &x, 4);\n\
+         return ({name})((U){{0}} + bits);\n}}\n\
+         {head} {name} {name}_fma({name} a, {name} b, {name} c) {{\n\
+         __asm__(\"vdpbf16ps %2, %1, %0\" : \"+v\"(c) : \"v\"(a), \"v\"(b));\n\
+         return c;\n}}\n"
     )
 }
 

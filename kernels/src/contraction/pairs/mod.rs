@@ -172,8 +172,7 @@ fn launches(t: &mut CText, name: &str, parts: &[PairsPart], form: &GatherForm) -
 fn preparation(pairs: Pairs) -> String {
     let chosen = match pairs {
         Pairs::Tiles => "#define SH_PAIRS_TILES\n",
-        Pairs::Dots => "#define SH_PAIRS_DOTS\n",
-        Pairs::Plain => "",
+        Pairs::Dots | Pairs::Plain => "",
     };
     format!(
         "#ifndef SHORTHAUL_PAIRS\n#define SHORTHAUL_PAIRS\n{chosen}{}#endif\n",
