@@ -7,12 +7,15 @@ graph has plain operators only, and ONNX Runtime runs all of them in both precis
 import itertools
 
 import numpy as np
+import onnx
 import pytest
 import shorthaul.onnx
 import torch
-from file_gradients import assert_gradients, stored, uniform, with_inputs, with_total
+import torch.nn.functional as F
+from file_gradients import TOLERANCE, assert_gradients, stored, uniform, with_inputs, with_total
 from onnx import helper
 from torch import nn
+from training_graphs import exported, run
 
 #: float32 rounds every value of 7 steps.
 SINGLE = 2e-5
@@ -238,6 +241,32 @@ def test_the_reference_is_the_layer_of_pytorch(operator, layer, order):
         OUTPUTS[operator][1:], last if operator == "LSTM" else [last], strict=True
     ):
         torch.testing.assert_close(found[name], value)
+
+
+class Words(nn.Module):
+    """Rows of a table, two layers in both directions, and scores of their mean."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.table = nn.Embedding(9, 4)
+        self.layers = layer(4, N_HIDDEN, num_layers=2, bidirectional=True, batch_first=True)
+        self.head = nn.Linear(2 * N_HIDDEN, 3)
+
+    def forward(self, ids):
+        return self.head(self.layers(self.table(ids))[0].mean(1))
+
+
+@pytest.mark.parametrize(("operator", "layer"), [("LSTM", nn.LSTM), ("GRU", nn.GRU)])
+def test_layers_that_pytorch_exports(operator, layer):
+    model, ids = Words(layer).double(), torch.randint(9, (N_ROWS, N_STEPS))
+    data, labels = exported(model, ids), torch.tensor([0, 2, 1])
+    assert [n.op_type for n in onnx.load_from_string(data).graph.node].count(operator) == 2
+    found = run(shorthaul.onnx.grad(data, loss="cross-entropy"), {"x0": ids, "labels": labels})
+    F.cross_entropy(model(ids), labels).backward()
+    wanted = {f"{name}.grad": parameter.grad for name, parameter in model.named_parameters()}
+    assert found.keys() == {"loss", *wanted}
+    for name, gradient in wanted.items():
+        assert (found[name] - gradient).abs().max() <= TOLERANCE * gradient.abs().max(), name
 
 
 def whole_model(operator, **attributes):
