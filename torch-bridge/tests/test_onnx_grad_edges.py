@@ -1,11 +1,13 @@
 """Gradients of training graphs at zeros, ties, bounds and large numbers are those of PyTorch."""
 
 import numpy as np
+import onnx
 import pytest
 import shorthaul.onnx
 import torch
 import torch.nn.functional as F
 from file_gradients import assert_gradients, parsed, stored, uniform, with_inputs, with_total
+from training_graphs import run
 
 
 def numbers(*values):
@@ -47,6 +49,12 @@ CASES = [
         lambda x: x.cumprod(1),
         {"axis": np.array(1)},
         x=ZEROS,
+    ),
+    case(
+        "LpPool of a window of zeros",
+        "y = LpPool <kernel_shape = [2], strides = [2]> (x)",
+        lambda x: F.lp_pool1d(x, 2, 2),
+        x=numbers([[0, 0, 3, -4]]),
     ),
     case("Max of ties", "y = Max (p, q)", torch.maximum, p=TIES, q=TIES.flip(0)),
     case("Min of ties", "y = Min (p, q)", torch.minimum, p=TIES, q=TIES.flip(0)),
@@ -219,3 +227,17 @@ def test_what_cannot_be_written_is_refused_by_name(operator):
     model.graph.node[0].name = "first"
     with pytest.raises(shorthaul.onnx.OnnxError, match=f"^first .{operator}, .*cannot be written"):
         shorthaul.onnx.grad(model, loss="total", wrt=list(shapes))
+
+
+def test_weights_of_classes_are_not_parameters():
+    model = parsed("z = MatMul (x, m) total = SoftmaxCrossEntropyLoss (z, l, w)", 22)
+    weights = torch.tensor([1.0, 2.0, 0.5, 1.5, 3.0], dtype=torch.float64)
+    given = {"x": uniform((3, 4), 1), "l": torch.tensor([0, 4, 2])}
+    matrix = uniform((4, 5)).requires_grad_()
+    stored(model, {"m": matrix.detach(), "w": weights})
+    with_inputs(model, given)
+    model.graph.output.append(onnx.helper.make_tensor_value_info("total", 11, []))
+    found = run(shorthaul.onnx.grad(model, loss="total"), given)
+    F.cross_entropy(given["x"] @ matrix, given["l"], weights).backward()
+    assert set(found) == {"loss", "m.grad"}
+    torch.testing.assert_close(found["m.grad"], matrix.grad)

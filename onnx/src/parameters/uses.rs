@@ -35,6 +35,8 @@ impl Role {
             ("Clip" | "Resize" | "Upsample" | "Dropout", 1..) => Role::Setting,
             ("QuantizeLinear" | "DequantizeLinear", 1..) => Role::Setting,
             ("Pad" | "OneHot", 2) => Role::Setting,
+            // Weights of classes.
+            ("SoftmaxCrossEntropyLoss" | "NegativeLogLikelihoodLoss", 2) => Role::Setting,
             ("Range" | "NonMaxSuppression" | "Shape" | "Size", _) => Role::Setting,
             ("Greater" | "GreaterOrEqual" | "Less" | "LessOrEqual" | "Equal", _) => Role::Setting,
             ("Conv" | "ConvTranspose" | "DeformConv", 1..) => Role::Weight,

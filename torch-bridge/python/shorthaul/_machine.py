@@ -45,9 +45,9 @@ class Machine:
 
     Products and loops in f32 are given in operations per microsecond of one thread; an addition
     and a multiplication count as two. ``pair_operations_per_us`` is the rate of products in bf16 if
-    the CPU has tiles (AMX), else 0. ``launch_ns`` is the time from the end of a kernel to the start
-    of the next; ``barrier_ns`` is added if threads wait for each other. ``measured`` is false
-    for limits that the compiler assumes.
+    it is higher (AMX, AVX512-BF16), else 0. ``launch_ns`` is the time from the end of a kernel to
+    the start of the next; ``barrier_ns`` is added if threads wait for each other. ``measured`` is
+    false for limits that the compiler assumes.
     """
 
     product_operations_per_us: int

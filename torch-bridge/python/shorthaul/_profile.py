@@ -53,8 +53,8 @@ class Profile:
     - ``step_seconds``, ``kernel_seconds`` and ``outside_seconds``: the time of a step, of its
       kernels, and of the rest (PyTorch's operators between compiled regions, autograd, Python).
       Each is a separate median, so they need not add up.
-    - ``limits``: the measured ``copy_gb_s`` and ``product_gflop_s``, with AMX ``pair_gflop_s`` too;
-      also ``rounds`` and ``threads``.
+    - ``limits``: the measured ``copy_gb_s`` and ``product_gflop_s``, and ``pair_gflop_s`` if bf16
+      has instructions of its own; also ``rounds`` and ``threads``.
     """
 
     def __init__(self, data: dict[str, Any], step: _trace.Step):
@@ -142,8 +142,8 @@ def profile(
 
     - ``rounds``, ``warmup``: the number of measured steps, and of steps that run before them.
     - ``limits``: ``copy_gb_s`` and ``product_gflop_s`` of the machine, and ``pair_gflop_s`` if it
-      multiplies in bf16 (AMX). If not given, they are measured once in a process, in one to three
-      seconds.
+      multiplies in bf16 (AMX, AVX512-BF16). If not given, they are measured once in a process, in
+      one to three seconds.
 
     Raises the same errors as a call of the compiled module, and ``ValueError`` if no part of the
     model is compiled for these inputs, or if its kernels are emulated.

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 import torch
 from torch import fx
 from torch._subclasses import FakeTensor
+from torch.nn import _reduction as _Reduction
 from torch.nn import attention, functional
 
 from ._autocast import AUTOCAST
@@ -290,6 +291,49 @@ def _is_small_loss(given: dict[str, object]) -> bool:
     return is_single and isinstance(x, FakeTensor) and not torch.is_autocast_enabled(x.device.type)
 
 
+_L1_LOSS = inspect.signature(functional.l1_loss)
+
+
+def weigh_absolute_errors(graph: fx.Graph) -> None:
+    """before  l1_loss(x, y, weight=w)   after  (|x - y| * w).sum() / w.sum()
+
+    Without the division for ``"sum"``, without the sum too for ``"none"``. PyTorch 2.15 drops the
+    weight where a torch-function mode is active, as one is while graphs are captured.
+    """
+    if "weight" not in _L1_LOSS.parameters:
+        return
+    for node in list(graph.nodes):
+        if node.target is not functional.l1_loss:
+            continue
+        given = _L1_LOSS.bind(*node.args, **node.kwargs)
+        given.apply_defaults()
+        x, y, average, reduces, reduction, weight = given.arguments.values()
+        values = [value_of(one) for one in (x, y, weight)] if weight is not None else [None]
+        if not all(isinstance(value, FakeTensor) for value in values):
+            continue
+        if values[0].shape != values[2].shape:
+            raise ValueError("Weights and input must have the same size.")
+        if average is not None or reduces is not None:
+            reduction = _Reduction.legacy_get_string(average, reduces)
+        made: list[fx.Node] = []
+        with graph.inserting_before(node), torch.set_grad_enabled(needs_gradient(node)):
+
+            def call(function, *operands, _at=node, _fakes=values[0].fake_mode, _made=made):
+                new = graph.call_function(function, operands)
+                new.meta = _at.meta | {"example_value": run_again(new, _fakes)}
+                _made.append(new)
+                return new
+
+            call(functional.l1_loss, x, y, None, None, "none")
+            call(operator.mul, made[-1], weight)
+            if reduction != "none":
+                total = call(torch.sum, made[-1])
+            if reduction == "mean":
+                call(operator.truediv, total, call(torch.sum, weight))
+        node.replace_all_uses_with(made[-1])
+        graph.erase_node(node)
+
+
 #: Methods that turn a tensor into a view of itself, by the method that gives the view.
 _INTO_VIEWS = {
     f"{name}_": name for name in ("squeeze", "swapaxes", "swapdims", "t", "transpose", "unsqueeze")
@@ -395,6 +439,7 @@ def simplify(graph: fx.Graph) -> None:
     fill_where(graph)
     sum_bags_of_one_length(graph)
     join_chunks_of_losses(graph)
+    weigh_absolute_errors(graph)
 
 
 __all__ = ["fill_where", "simplify", "take_views"]

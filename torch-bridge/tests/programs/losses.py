@@ -202,3 +202,16 @@ def variational_bound(wrap):
     model = Model()
     m = wrap(model)
     return [step(m, randn(3, 4), torch.randn(3, 2)), [p.grad for p in model.parameters()]]
+
+
+@program
+def absolute_errors_with_weights(wrap):
+    def forward(x, y, weight):
+        all_ = [
+            functional.l1_loss(x, y, reduction=reduction, weight=weight)
+            for reduction in ("none", "sum", "mean")
+        ]
+        return all_[0].square().sum() + all_[1] + all_[2], all_
+
+    m = wrap(forward)
+    return [step(m, randn(n, 3), randn(n, 3), randn(n, 3)) for n in (2, 4)]

@@ -92,9 +92,12 @@ fn layer(cx: &mut NodeCx) -> Values {
     let mut kept = cx.shape(x);
     kept[rank - axes as usize..].fill(SymExpr::constant(1));
     for (n, output) in outputs.iter().enumerate().skip(1) {
-        if cx.wants(n) {
-            values.push(Value::Data(cx.reshape(*output, kept.clone())?));
-        }
+        // What is not wanted keeps its place: the file may want only the second statistic.
+        let value = match cx.wants(n) {
+            true => cx.reshape(*output, kept.clone())?,
+            false => outputs[0],
+        };
+        values.push(Value::Data(value));
     }
     Ok(values)
 }

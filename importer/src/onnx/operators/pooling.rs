@@ -219,6 +219,9 @@ fn lp(cx: &mut NodeCx) -> Values {
     let power = cx.elementwise(Expr::In(0).abs().pow(Expr::float(p)), &[x])?;
     let mean = mean(cx, power, list, Counted::All)?;
     let root = Expr::In(0).mul(Expr::float(size)).pow(Expr::float(1.0 / p));
+    // The root has no slope at 0; as in PyTorch, the elements of a window of zeros have a gradient of 0.
+    let is_empty = Expr::In(0).eq_(Expr::float(0.0));
+    let root = Expr::select(is_empty, Expr::float(0.0), root);
     single(cx.elementwise(root, &[mean])?)
 }
 
