@@ -175,7 +175,7 @@ def capture(
     the rest. ``None`` keeps every operator. ``traced`` receives PyTorch's graphs.
     Raises ``CaptureError``.
     """
-    exported, functional, export_seconds = functional_graph(
+    exported, functional, looks, export_seconds = functional_graph(
         module,
         args,
         kwargs or {},
@@ -189,7 +189,7 @@ def capture(
             "`forward` uses a sub-graph (torch.cond or a loop operator), or writes in place "
             "through a view, which Shorthaul cannot compile; move that part out of the module."
         )
-    captured = _Writer(exported, functional, origins or {}, input_names).write()
+    captured = _Writer(exported, functional, looks, origins or {}, input_names).write()
     captured.export_seconds = export_seconds
     return captured
 
@@ -201,9 +201,12 @@ class _Writer:
         self,
         exported: torch.export.ExportedProgram,
         functional: Functional,
+        looks: list[Any],
         origins: dict[str, fx.Node],
         input_names: Sequence[str],
     ):
+        #: The results as the caller's own operators gave them.
+        self.looks = looks
         self.origins = origins
         self.input_names = input_names
         self.sources: dict[str, str] = {}
@@ -381,6 +384,7 @@ class _Writer:
             docs.append({"kind": known, "target": target, "value": name})
             return len(specs) - 1
 
+        looks = iter(self.looks)
         users = {node.name: i for i, node in enumerate(user_placeholders(self.exported))}
         for kind, target, node in self._mutations(output):
             if kind == "buffer":
@@ -394,6 +398,7 @@ class _Writer:
         ):
             if spec.kind != OutputKind.USER_OUTPUT:
                 continue
+            look = next(looks)
             if not isinstance(arg, fx.Node) or not isinstance(arg.meta.get("val"), torch.Tensor):
                 returns.append(("value", self._scalar(arg)))
                 self.strides.append(None)
@@ -403,8 +408,8 @@ class _Writer:
                 returns.append(("empty", (tuple(value.shape), value.dtype)))
                 self.strides.append(None)
                 continue
-            stride = tuple(map(expression, value.stride()))
-            self.strides.append(None if value.is_contiguous() else stride)
+            stride = tuple(map(expression, look.stride()))
+            self.strides.append(None if look.is_contiguous() else stride)
             name = self._name_of(arg)
             if name in inputs:
                 returns.append(("input", inputs[name]))

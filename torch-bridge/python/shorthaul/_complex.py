@@ -130,7 +130,20 @@ def _conjugate(pairs: _Pairs, node: fx.Node) -> fx.Node:
 
 
 def _polar(pairs: _Pairs, node: fx.Node) -> fx.Node:
+    """r·(cos φ + i·sin φ). Eager's gradient of r has the sign of r as a factor."""
     size, angle = node.args
+    if needs_gradient(size):
+        still = pairs.call("detach", size)
+        turned = pairs.function(operator.sub, pairs.function(operator.mul, still, 2), size)
+        # An infinite size would become no number.
+        is_negative = pairs.function(
+            operator.and_,
+            pairs.function(operator.lt, still, 0),
+            pairs.function(torch.isfinite, still),
+        )
+        is_zero = pairs.function(operator.eq, still, 0)
+        size = pairs.function(torch.where, is_negative, turned, size)
+        size = pairs.function(torch.where, is_zero, still, size)
     parts = (pairs.function(f, angle) for f in (torch.cos, torch.sin))
     return pairs.joined(*(pairs.function(operator.mul, size, part) for part in parts))
 

@@ -7,6 +7,7 @@ be less exact.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -132,23 +133,32 @@ def nextafter(x, to):
 
 
 #: Coefficients of the odd powers of 1/x in Stirling's series.
-_STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
+STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
 
 
 def _log_gamma(x):
-    """Stirling's series of ``log|gamma(x)|`` for x > 0, shifted up by eight."""
-    shifted = x + 8
+    """Stirling's series of ``log|gamma(x)|`` for x > 0, shifted up by eight where x is small."""
+    is_small = x < 8
+    shifted = torch.where(is_small, x + 8, x)
     product = x
     for i in range(1, 8):
         product = product * (x + i)
     inverse = shifted.reciprocal()
     square = inverse * inverse
     series = torch.zeros_like(x)
-    for coefficient in reversed(_STIRLING):
+    for coefficient in reversed(STIRLING):
         series = series * square + coefficient
     half_log = 0.5 * math.log(2 * math.pi)
     value = (shifted - 0.5) * shifted.log() - shifted + half_log + series * inverse
-    return value - product.log()
+    return value - torch.where(is_small, product, 1.0).log()
+
+
+def _from_whole(x):
+    """The distance d of x from the nearest whole number, which is exact, and ``sin(πd)/(πd)``."""
+    distance = x - x.round()
+    turned = math.pi * distance
+    safe = torch.where(turned == 0, 1.0, turned)
+    return distance, torch.where(turned == 0, 1.0, safe.sin() / safe)
 
 
 def lgamma(x):
@@ -156,10 +166,9 @@ def lgamma(x):
     reflected = wide < 0.5
     upper = torch.where(reflected, 1 - wide, wide)
     value = _log_gamma(upper)
-    from_floor = wide - wide.floor()
-    sine = (math.pi * from_floor).sin().abs()
-    value = torch.where(reflected, math.log(math.pi) - sine.log() - value, value)
-    is_pole = (wide <= 0) & (from_floor == 0) | wide.isinf()
+    distance, ratio = _from_whole(wide)
+    value = torch.where(reflected, -distance.abs().log() - ratio.log() - value, value)
+    is_pole = (wide <= 0) & (distance == 0) | wide.isinf()
     value = torch.where(is_pole, math.inf, value)
     return with_slope(value, wide, _digamma(wide)).to(dtype)
 
@@ -181,10 +190,10 @@ def _digamma(x):
         )
     )
     total = total + shifted.log() - 0.5 / shifted - series
-    from_floor = x - x.floor()
-    cotangent = (math.pi * from_floor).cos() / (math.pi * from_floor).sin()
-    total = torch.where(reflected, total - math.pi * cotangent, total)
-    total = torch.where((x < 0) & (from_floor == 0), math.nan, total)
+    distance, ratio = _from_whole(x)
+    cotangent = (math.pi * distance).cos() / ratio / distance
+    total = torch.where(reflected, total - cotangent, total)
+    total = torch.where((x < 0) & (distance == 0), math.nan, total)
     infinite = torch.where(signbit(x), math.inf, -math.inf)
     return torch.where(x == 0, infinite, total)
 
@@ -224,29 +233,28 @@ def _zeta(s, q):
 
 
 def zeta(s, q):
+    """Hurwitz's zeta function, whose derivative in q is ``-s·zeta(s + 1, q)``."""
     dtype = torch.result_type(s, q)
     dtype = dtype if dtype.is_floating_point else torch.get_default_dtype()
     s, q = (_float64(v) if isinstance(v, torch.Tensor) else float(v) for v in (s, q))
     q = q if isinstance(q, torch.Tensor) else torch.full_like(s, q)
     s = s if isinstance(s, torch.Tensor) else torch.full_like(q, s)
-    # A negative q is raised to a whole number only, so its terms are summed until it is positive.
-    value = torch.zeros_like(q + s)
-    up = q + value
-    for _ in range(_N_RAISED):
-        below = up <= 0
-        term = torch.where(below, up.abs(), 1.0) ** -s
-        odd = (s.remainder(2) == 1) & (up < 0)
-        value = value + torch.where(below, torch.where(odd, -term, term), 0.0)
-        up = torch.where(below, up + 1, up)
-    value = value + _zeta(s, up)
+    return with_slope(_zeta_of_all(s, q), q, -s * _zeta_of_all(s + 1, q)).to(dtype)
+
+
+def _zeta_of_all(s, q):
+    # Below zero, the terms up to the first positive q are a difference of two values above zero.
+    is_below = q < 0
+    size = torch.where(is_below, -q, 1.0)
+    part = size - size.floor()
+    at = torch.where(is_below, 1 - part, q)
+    sign = torch.where(is_below, torch.where(s.remainder(2) == 1, -1.0, 1.0), 0.0)
+    value = _zeta(s, at) + sign * _zeta(s, torch.where(is_below, part, 1.0))
+    value = value - sign * _zeta(s, size + 1)
     is_pole = (q <= 0) & (q == q.floor())
-    unknown = (s < 1) | ((q < 0) & (s != s.floor())) | (up <= 0)
+    unknown = (s < 1) | (is_below & (s != s.floor())) | q.isnan()
     value = torch.where(is_pole, math.inf, torch.where(unknown, math.nan, value))
-    return torch.where(s == 1, math.inf, value).to(dtype)
-
-
-#: How far below zero zeta and polygamma are summed term by term.
-_N_RAISED = 16
+    return torch.where(s == 1, math.inf, value)
 
 
 def _polygamma(n: int, x):
@@ -254,13 +262,15 @@ def _polygamma(n: int, x):
     factorial = float(math.factorial(n)) * (1 if n % 2 else -1)
     above = factorial * _zeta(float(n + 1), torch.where(x > 0, x, 1.0))
     if n == 1:
-        from_floor = x - x.floor()
-        sine = (math.pi * from_floor).sin()
-        below = (math.pi / sine).square() - _zeta(2.0, torch.where(x > 0, 1.0, 1 - x))
+        distance, ratio = _from_whole(x)
+        below = (ratio * distance).reciprocal().square() - _zeta(
+            2.0, torch.where(x > 0, 1.0, 1 - x)
+        )
     else:
         s = torch.full_like(x, float(n + 1))
-        below = factorial * zeta(s, torch.where(x > 0, 1.0, x))
-    return torch.where(x > 0, above, below)
+        below = factorial * _zeta_of_all(s, torch.where(x > 0, 1.0, x))
+    found = torch.where(x > 0, above, below)
+    return torch.where(x == math.inf, 0.0, found) if n == 1 else found
 
 
 def polygamma(n, x):
@@ -372,9 +382,58 @@ def erfinv(x):
     return with_slope(value, wide, slope).to(_result_type(x))
 
 
+#: Cephes' quotients of polynomials for the inverse of the normal distribution: around the middle,
+#: and in the tail by ``1 / sqrt(-2·log(p))`` above and below 1/8; highest powers first.
+_NDTRI_MIDDLE = (
+    (-59.9633501014107895, 98.0010754185999662, -56.6762857469070293, 13.9312609387279679)
+    + (-1.23916583867381258,),
+    (1.0, 1.95448858338141760, 4.67627912898881538, 86.3602421390890591, -225.462687854119371)
+    + (200.260212380060660, -82.0372256168333340, 15.9056225126211696, -1.18331621121330003),
+)
+_NDTRI_TAIL = (
+    (4.05544892305962420, 31.5251094599893867, 57.1628192246421289, 44.0805073893200835)
+    + (14.6849561928858024, 2.18663306850790268, -0.140256079171354496, -0.0350424626827848203)
+    + (-8.57456785154685414e-4,),
+    (1.0, 15.7799883256466750, 45.3907635128879211, 41.3172038254672030, 15.0425385692907503)
+    + (2.50464946208309416, -0.142182922854787789, -0.0380806407691578277)
+    + (-9.33259480895457427e-4,),
+)
+_NDTRI_FAR = (
+    (3.23774891776946036, 6.91522889068984212, 3.93881025292474443, 1.33303460815807542)
+    + (0.201485389549179082, 0.0123716634817820021, 3.01581553508235416e-4)
+    + (2.65806974686737551e-6, 6.23974539184983294e-9),
+    (1.0, 6.02427039364742014, 3.67983563856160859, 1.37702099489081330, 0.216236993594496636)
+    + (0.0134204006088543189, 3.28014464682127739e-4, 2.89247864745380684e-6)
+    + (6.79019408009981274e-9,),
+)
+
+
+def _quotient(x, polynomials):
+    above, below = (
+        functools.reduce(lambda total, c: total * x + c, one, torch.zeros_like(x))
+        for one in polynomials
+    )
+    return above / below
+
+
+def _ndtri(p):
+    is_high = p > 0.5
+    tail = torch.where(is_high, 1 - p, p)
+    middle = tail - 0.5
+    square = middle * middle
+    near = (middle + middle * square * _quotient(square, _NDTRI_MIDDLE)) * math.sqrt(2 * math.pi)
+    far = (-2 * torch.where((tail > 0) & (tail < math.exp(-2)), tail, 0.1).log()).sqrt()
+    inverse = far.reciprocal()
+    quotient = torch.where(far < 8, _quotient(inverse, _NDTRI_TAIL), _quotient(inverse, _NDTRI_FAR))
+    far = far.log() * inverse + inverse * quotient - far
+    value = torch.where(tail > math.exp(-2), near, torch.where(tail == 0, -math.inf, far))
+    value = torch.where(is_high, -value, value)
+    return torch.where((tail >= 0) & (tail <= 1), value, math.nan)
+
+
 def ndtri(x):
     wide = _float64(x)
-    value = _erfinv(2 * wide - 1) * math.sqrt(2)
+    value = _ndtri(wide)
     slope = math.sqrt(2 * math.pi) * (0.5 * value * value).exp()
     return with_slope(value, wide, slope).to(_result_type(x))
 
@@ -510,4 +569,4 @@ RULES = {
     aten.eye.m: eye,
 }
 
-__all__ = ["RULES", "with_slope", "with_zero_slope"]
+__all__ = ["RULES", "STIRLING", "with_slope", "with_zero_slope"]

@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from ._decomposed_elements import lgamma, with_slope
+from ._decomposed_elements import STIRLING, lgamma, with_slope
 
 aten = torch.ops.aten
 
@@ -28,19 +28,48 @@ def _points():
     return y, y * (1 + tail) / _DENSITY
 
 
+def _prefix(a, x):
+    """``xᵃ·e⁻ˣ/Γ(a)``.
+
+    For large a by Stirling's series, where ``d = (x − a)/a``:
+    ``sqrt(a/2π)·exp(a·(log(1 + d) − d) − 1/(12a) + …)``. With ``r = d/(2 + d)``, the difference
+    is ``−r·d + 2·(r³/3 + r⁵/5 + …)``, which loses no digits where d is small.
+    """
+    is_large = a >= 10
+    high = torch.where(is_large, a, 10.0)
+    away = torch.where(is_large, x - a, 0.0) / high
+    ratio = away / (2 + away)
+    square = ratio * ratio
+    series = torch.zeros_like(a)
+    for k in range(35, 1, -2):
+        series = series * square + 1 / k
+    near = 2 * ratio * square * series - ratio * away
+    exponent = high * torch.where(away.abs() < 0.5, near, torch.log1p(away) - away)
+    inverse, rest = high.reciprocal(), torch.zeros_like(a)
+    for coefficient in reversed(STIRLING):
+        rest = rest * inverse * inverse + coefficient
+    large = (high / (2 * math.pi)).sqrt() * (exponent - rest * inverse).exp()
+    return torch.where(is_large, large, (a * x.log() - x - lgamma(a)).exp())
+
+
 def _parts(a, x):
     """``P(a, x)``, ``Q(a, x)`` and the slope of the first in ``x``, for ``a, x > 0``.
 
     With ``p = xᵃ·e⁻ˣ/Γ(a)``, below ``a``: ``P = p/a·(1 + x·∫ exp(−(a+1)·y + x·(1 − e⁻ʸ)) dy)``,
-    above: ``Q = p/x·∫ exp((a−1)·log(1 + y/x) − y) dy``.
+    above: ``Q = p/x·∫ exp((a−1)·log(1 + y/x) − y) dy``. Where a is large, the first integrand is
+    narrow and the second wide; ``y`` is stretched by their widths.
     """
     y, weights = _points()
-    scale = (a * x.log() - x - lgamma(a)).exp()
+    scale = _prefix(a, x)
+    is_low = x < a
+    narrow = 1 / (x.sqrt() + torch.where(is_low, a - x, 0.0) + 1)
+    wide = 1 / (torch.where(is_low, 0.0, 1 - (a - 1) / x) + a.sqrt() / x)
+    width = torch.where(is_low, narrow, wide.clamp(min=1))
     wide_a, wide_x = a.unsqueeze(-1), x.unsqueeze(-1)
+    y = y * width.unsqueeze(-1)
     lower = (-(wide_a + 1) * y - wide_x * torch.expm1(-y)).exp()
     upper = ((wide_a - 1) * torch.log1p(y / wide_x) - y).exp()
-    is_low = x < a
-    integral = (torch.where(is_low.unsqueeze(-1), lower, upper) * weights).sum(-1)
+    integral = (torch.where(is_low.unsqueeze(-1), lower, upper) * weights).sum(-1) * width
     part = torch.where(is_low, scale / a * (1 + x * integral), scale / x * integral)
     return torch.where(is_low, part, 1 - part), torch.where(is_low, 1 - part, part), scale / x
 

@@ -14,6 +14,7 @@ from torch._decomp import decomposition_table
 
 from ._decomposed_elements import with_zero_slope
 from ._decomposed_image_gradients import cubic, interpolated, linear, nearest, weighted
+from ._straight_through import straight_through
 
 aten = torch.ops.aten
 
@@ -52,10 +53,15 @@ def _rule(kernel, reach: int):
     def rule(x, output_size, align_corners, scales_h=None, scales_w=None):
         if not x.is_floating_point():
             return NotImplemented
-        height, width = output_size
-        rows = _weights(x.shape[-2], height, align_corners, scales_h, kernel, reach)
-        columns = _weights(x.shape[-1], width, align_corners, scales_w, kernel, reach)
-        return torch.matmul(rows.to(x.dtype), torch.matmul(x, columns.to(x.dtype).mT))
+        (height, width), made = output_size, x
+        # Along a dimension that keeps its size, eager copies, whatever the scale.
+        if width != x.shape[-1]:
+            columns = _weights(x.shape[-1], width, align_corners, scales_w, kernel, reach)
+            made = torch.matmul(made, columns.to(x.dtype).mT)
+        if height != x.shape[-2]:
+            rows = _weights(x.shape[-2], height, align_corners, scales_h, kernel, reach)
+            made = torch.matmul(rows.to(x.dtype), made)
+        return x.clone() if made is x else made
 
     return rule
 
@@ -208,6 +214,22 @@ def upsample_nearest2d(x, output_size, scale_factors):
     return interpolated(nearest)(x, sizes, *scale_factors)
 
 
+def _nearest(operator):
+    """PyTorch's rule, with eager's gradient where a size stays or doubles by a fraction.
+
+    By 2.1, five elements become 0, 0, 0, 1, ...; eager's gradient adds as for 0, 0, 1, 1, ....
+    """
+
+    def rule(x, output_size, scale_factors):
+        found = decomposition_table[operator](x, output_size, scale_factors)
+        if scale_factors is None or not any(1 < f < 3 and f != 2 for f in scale_factors):
+            return found
+        sizes = [sym_int(n * f) for n, f in zip(x.shape[2:], scale_factors, strict=True)]
+        return straight_through(found.detach(), interpolated(nearest)(x, sizes, *scale_factors))
+
+    return rule
+
+
 def max_pool_backward(dy, x, *window_and_indices):
     """PyTorch's rule, which reads no element of ``x``: in eager, its gradient is zero, not none.
 
@@ -234,7 +256,9 @@ RULES = {
     aten.upsample_bilinear2d.vec: _of_scales(linear),
     aten.upsample_linear1d.default: _of_sizes(linear),
     aten.upsample_linear1d.vec: _of_scales(linear),
+    aten.upsample_nearest1d.vec: _nearest(aten.upsample_nearest1d.vec),
     aten.upsample_nearest2d.vec: upsample_nearest2d,
+    aten.upsample_nearest3d.vec: _nearest(aten.upsample_nearest3d.vec),
     aten.upsample_trilinear3d.default: _of_sizes(linear),
     aten.upsample_trilinear3d.vec: _of_scales(linear),
 }

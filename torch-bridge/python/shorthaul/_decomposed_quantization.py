@@ -6,6 +6,8 @@ not clamped, and zero elsewhere: the second result of each operator says where.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from ._straight_through import straight_through
@@ -13,13 +15,22 @@ from ._straight_through import straight_through
 aten = torch.ops.aten
 
 
-def _quantized(x, scale, zero_point, low: int, high: int):
-    """The result and where it is not clamped; ``scale`` and ``zero_point`` broadcast with x."""
+#: The largest float32 that an int64 can hold. Eager converts to this type before it clamps, and
+#: what is larger becomes the least number.
+_LARGEST = 2.0**63 - 2.0**39
+
+
+def _quantized(x, scale, zero_point, low: int, high: int, most: float = math.inf):
+    """The result and where it is not clamped; ``scale`` and ``zero_point`` broadcast with x.
+
+    What is no number, or more than ``most``, becomes ``low``.
+    """
     if x.dtype not in (torch.float32, torch.float64):
         return NotImplemented
     given = x.detach()
     whole = (given * (1.0 / scale)).round() + zero_point
     inside = (whole >= low) & (whole <= high)
+    whole = torch.where(whole <= most, whole, low)
     result = ((whole.clamp(low, high) - zero_point) * scale).to(x.dtype)
     return straight_through(result, torch.where(inside, x, 0.0)), inside
 
@@ -45,7 +56,7 @@ def per_channel(x, scale, zero_point, axis, quant_min, quant_max):
         return NotImplemented
     sizes = [-1 if d == axis % x.dim() else 1 for d in range(x.dim())]
     scale, zero_point = scale.reshape(sizes), zero_point.reshape(sizes)
-    return _quantized(x, scale, zero_point, quant_min, quant_max)
+    return _quantized(x, scale, zero_point, quant_min, quant_max, _LARGEST)
 
 
 RULES = {

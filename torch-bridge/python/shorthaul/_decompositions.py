@@ -34,6 +34,7 @@ from . import (
     _decomposed_transformer,
 )
 from ._functionalize import FunctionalNode, Ref
+from ._straight_through import straight_through
 
 aten = torch.ops.aten
 
@@ -139,6 +140,56 @@ def _vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):  # noqa: A00
     nothing = total == 0
     root = torch.where(nothing, 1.0, total) ** (1 / ord)
     return torch.where(nothing, 0.0, root)
+
+
+def _n_corrected(x, dim, correction) -> float:
+    """The number by which a variance divides; 1 if sizes are symbolic."""
+    sizes = [x.shape[d] for d in dim] if dim else list(x.shape)
+    if any(type(n) is not int for n in sizes):
+        return 1
+    return math.prod(sizes) - (1 if correction is None else correction)
+
+
+def _has_few(arguments: Mapping[str, Any]) -> bool:
+    """Whether a variance is of fewer elements than its correction."""
+    x, dim = arguments["self"], arguments.get("dim")
+    n = _n_corrected(x, dim, arguments.get("correction"))
+    return _is_scalar(arguments) or n < 0 or (n == 0 and dim is None)
+
+
+def _var_of_few(x, dim=None, *, correction=None, keepdim=False):
+    """Eager divides by 0, but its gradient is that of a division by the negative number.
+
+    Without ``dim``, its slope is infinite, or no number where an element is the mean.
+    """
+    if x.dim() == 0:
+        return _with_a_dimension(aten.var.correction)(
+            x, dim, correction=correction, keepdim=keepdim
+        )
+    dims = list(dim) if dim else list(range(x.dim()))
+    away = x - x.mean(dims, True)
+    total = (away * away).sum(dims, keepdim)
+    if dim is None:
+        slope = torch.where(away.detach() == 0, math.nan, math.inf).to(x.dtype)
+        return straight_through(total.detach() / 0.0, (slope * x).sum(dims, keepdim))
+    return straight_through(total.detach() / 0.0, total / _n_corrected(x, dim, correction))
+
+
+def _std_of_few(x, dim=None, *, correction=None, keepdim=False):
+    if x.dim() == 0:
+        return _with_a_dimension(aten.std.correction)(
+            x, dim, correction=correction, keepdim=keepdim
+        )
+    return _var_of_few(x, dim, correction=correction, keepdim=keepdim).sqrt()
+
+
+def _flat_softplus(x, beta=1, threshold=20):
+    """With ``beta = 0``, eager divides by it, but its slope is 1/2."""
+    return straight_through(x.detach() * 0 + math.inf, x * 0.5)
+
+
+def _is_flat(arguments: Mapping[str, Any]) -> bool:
+    return arguments.get("beta", 1) == 0
 
 
 def _std_mean(x, dim=None, *, correction=None, keepdim=False):
@@ -250,6 +301,9 @@ def _guarded() -> dict[Any, tuple[Guard, Callable]]:
     rules = {op: (_is_scalar, _with_a_dimension(op)) for op in _ALONG_A_DIMENSION}
     rules |= {op: (_is_whole, _whole_norm(op)) for op in _NORMS}
     rules[aten.linalg_vector_norm.default] = (_is_unusual_norm, _vector_norm)
+    rules[aten.softplus.default] = (_is_flat, _flat_softplus)
+    rules[aten.std.correction] = (_has_few, _std_of_few)
+    rules[aten.var.correction] = (_has_few, _var_of_few)
     rules[aten.prelu.default] = (_is_scalar, _prelu)
     rules[aten._native_batch_norm_legit_functional.default] = (_is_in_eval, _batch_norm_in_eval)
     return rules | _decomposed_indexing.GUARDED

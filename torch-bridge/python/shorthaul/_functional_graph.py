@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import InputKind, OutputKind
 
 from ._bounds import check_numbers
 from ._decompositions import decompose_alone, decomposed, is_guarded
@@ -50,8 +50,11 @@ def functional_graph(
     dynamic_shapes: Any,
     origins: Mapping[str, fx.Node],
     traced: list[torch.export.ExportedProgram] | None,
-) -> tuple[torch.export.ExportedProgram, Functional | None, float]:
+) -> tuple[torch.export.ExportedProgram, Functional | None, list[Any], float]:
     """What PyTorch traced, its functional reading if there is one, and the seconds of the export.
+
+    Before the last are the traced results of the caller's own operators, which lie in memory as
+    eager's do. What other operators make of them may lie otherwise.
 
     The arguments are those of ``_capture.capture``. Raises ``CaptureError``.
     """
@@ -61,6 +64,7 @@ def functional_graph(
     keep_origins(exported.graph_module)
     spell_out(exported.graph)
     leave_to_eager(exported.graph)
+    looks = _results(exported)
     check_numbers(exported.graph)
     export_seconds = time.perf_counter() - start
     if traced is not None:
@@ -81,7 +85,18 @@ def functional_graph(
         functional = functionalize(exported.graph)
         if traced is not None:
             traced.append(exported)
-    return exported, functional, export_seconds
+    return exported, functional, looks, export_seconds
+
+
+def _results(exported: torch.export.ExportedProgram) -> list[Any]:
+    """The traced values that the caller gets, in order."""
+    results = next(node for node in exported.graph.nodes if node.op == "output").args[0]
+    specs = exported.graph_signature.output_specs
+    return [
+        result.meta.get("val") if isinstance(result, fx.Node) else result
+        for spec, result in zip(specs, results, strict=True)
+        if spec.kind == OutputKind.USER_OUTPUT
+    ]
 
 
 def _export(

@@ -1,9 +1,12 @@
-"""Operators that eager refuses for truth values, or for all integers, though kernels could do them.
+"""Operators that eager refuses for the types of their operands, though kernels could do them.
 
-Owns the list. PyTorch runs such an operator in place of a kernel, and raises its own error.
+Owns the lists: truth values, all integers, and operands of different types. PyTorch runs such an
+operator in place of a kernel, and raises its own error.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import fx
@@ -78,11 +81,40 @@ _NO_INTEGERS = frozenset(
 _BYTES_ONLY = frozenset({"upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"})
 
 
+#: Operands that eager does not promote to a common type; export does not check.
+_OF_ONE_TYPE = {
+    "binary_cross_entropy": ("self", "target"),
+    "cdist": ("x1", "x2"),
+    "grid_sampler": ("input", "grid"),
+    "grid_sampler_2d": ("input", "grid"),
+    "grid_sampler_3d": ("input", "grid"),
+    "index_add": ("self", "source"),
+    "index_put": ("self", "values"),
+    "linalg_cross": ("self", "other"),
+    "mv": ("self", "vec"),
+}
+
+#: Norms, whose parameters may be wider than their operand in one case: all are of float32.
+_NORMS = {
+    "batch_norm": ("input", "weight", "bias", "running_mean", "running_var"),
+    "group_norm": ("input", "weight", "bias"),
+    "instance_norm": ("input", "weight", "bias", "running_mean", "running_var"),
+    "layer_norm": ("input", "weight", "bias"),
+    "native_group_norm": ("input", "weight", "bias"),
+    "native_layer_norm": ("input", "weight", "bias"),
+}
+
+
 def leave_to_eager(graph: fx.Graph) -> None:
     """Raises ``Refused`` for operators of a traced graph that eager refuses for their types."""
     reasons = {}
     for node in graph.nodes:
         name, dtype = _name_of(node), _dtype_of_operands(node)
+        if _is_mixed(node, name.removesuffix("_")):
+            error = CaptureError(f"PyTorch has no {name} of operands of different types")
+            if not source_node(node):
+                raise error
+            reasons[source_node(node)] = str(error)
         if dtype is None or dtype.is_floating_point or dtype.is_complex:
             continue
         refused = name in _NO_INTEGERS
@@ -95,6 +127,34 @@ def leave_to_eager(graph: fx.Graph) -> None:
             reasons[source_node(node)] = str(error)
     if reasons:
         raise Refused(reasons)
+
+
+def _is_mixed(node: fx.Node, name: str) -> bool:
+    """Whether eager refuses an operator because its operands have different types."""
+    operands = _OF_ONE_TYPE.get(name) or _NORMS.get(name)
+    if operands is None:
+        return False
+    given = _arguments(node)
+    values = [_value_of(given.get(operand)) for operand in operands]
+    dtypes = [value.dtype for value in values if isinstance(value, torch.Tensor)]
+    if name == "index_put" and isinstance(values[1], torch.Tensor) and not values[1].dim():
+        # With a mask, eager fills.
+        indices = [_value_of(index) for index in given["indices"]]
+        return len(set(dtypes)) > 1 and not any(
+            isinstance(index, torch.Tensor) and index.dtype == torch.bool for index in indices
+        )
+    if name in _NORMS and dtypes[:1] in ([torch.bfloat16], [torch.float16]):
+        return set(dtypes[1:]) not in (set(), {dtypes[0]}, {torch.float32})
+    return len(set(dtypes)) > 1
+
+
+def _arguments(node: fx.Node) -> dict[str, Any]:
+    names = [argument.name for argument in node.target._schema.arguments]
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def _value_of(operand: Any) -> Any:
+    return operand.meta.get("val") if isinstance(operand, fx.Node) else operand
 
 
 def _name_of(node: fx.Node) -> str:
