@@ -15,7 +15,7 @@ import sympy
 import torch
 from torch import fx
 
-from ._errors import CaptureError, DivisionByZero, OutOfRange
+from ._errors import CaptureError, DivisionByZero, InputError, OutOfRange
 from ._functionalize import FunctionalNode, Ref
 from ._ranges import SAME, Range, ranges_of
 from ._sizes import expression
@@ -81,6 +81,27 @@ class DivisorBound:
             raise DivisionByZero(f"ZeroDivisionError: {self.use} divides integers by zero")
 
 
+@dataclass(frozen=True)
+class UnitBound:
+    """The condition that probabilities lie between 0 and 1."""
+
+    placeholder: str
+    given: str
+    use: str
+
+    def at(self, number: Callable[[Any], Any]) -> UnitBound:
+        """The same: no size is part of it."""
+        return self
+
+    def check(self, probabilities: torch.Tensor) -> None:
+        """Raises ``InputError``, also for what is no number, as eager does."""
+        if not probabilities.numel():
+            return
+        least, most = torch.aminmax(probabilities.detach())
+        if not (least >= 0 and most <= 1):
+            raise InputError(f"{self.given} of {self.use} must lie between 0 and 1")
+
+
 def check_numbers(graph: fx.Graph) -> None:
     """Raises ``CaptureError`` for ``x[k]`` with a number ``k`` that is out of range.
 
@@ -100,14 +121,14 @@ def bounds_of(
     nodes: list[FunctionalNode],
     place_of: Callable[[fx.Node], str],
     names: Mapping[str, str],
-) -> tuple[list[Bound | DivisorBound], list[tuple[Ref, Bound | DivisorBound]]]:
+) -> tuple[list[Bound | DivisorBound | UnitBound], list[tuple[Ref, Bound | DivisorBound]]]:
     """What operators demand of placeholders, and of values that the graph computes; each once.
 
     ``place_of`` says where a node comes from, ``names`` what messages call placeholders.
     """
     made_by = {node.node: node for node in nodes}
     ranges = ranges_of(nodes)
-    fed: dict[Bound | DivisorBound, None] = {}
+    fed: dict[Bound | DivisorBound | UnitBound, None] = {}
     computed: dict[tuple[Ref, Bound | DivisorBound], None] = {}
     for node in nodes:
         for ref, make in _checked(node, f"{node.target}{place_of(node.node)}"):
@@ -117,6 +138,13 @@ def bounds_of(
                 fed[make(source.name, f"input `{name}`")] = None
             elif not _is_known(ref, make("", ""), ranges):
                 computed[_smallest(ref, made_by), make("", "a computed value")] = None
+        if node.target == "aten.binary_cross_entropy.default":
+            # A computed one is mostly a sigmoid's result; to check it would take a pass of its own.
+            given = node.args["self"]
+            if given.node.op == "placeholder":
+                name = names.get(given.node.name, given.node.name)
+                use = f"{node.target}{place_of(node.node)}"
+                fed[UnitBound(given.node.name, f"input `{name}`", use)] = None
     return list(fed), list(computed)
 
 

@@ -45,7 +45,7 @@ from torch import fx, nn
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
-from ._bounds import Bound, DivisorBound, bounds_of
+from ._bounds import Bound, DivisorBound, UnitBound, bounds_of
 from ._draws import draw_of
 from ._errors import CaptureError, Refused
 from ._functional_graph import CHECKS, functional_graph, user_placeholders
@@ -129,7 +129,7 @@ class Captured:
     #: ``("empty", (shape, dtype))`` (a tensor without elements, which no kernel makes).
     returns: list[tuple[str, Any]]
     #: What operators demand of inputs.
-    bounds: list[Bound | DivisorBound]
+    bounds: list[Bound | DivisorBound | UnitBound]
     #: How eager's result lies in memory, for each of ``returns`` that is not contiguous there.
     strides: list[tuple[int, ...] | None] = field(default_factory=list)
     #: The node of Dynamo's behind each node of the document, where they are known.

@@ -24,6 +24,7 @@ from ._gradient_modes import inline_regions, keep_origins
 from ._older_gradients import spell_out
 from ._pytorch_names import tracing_apart
 from ._refused_types import leave_to_eager
+from ._refused_writes import leave_overlaps_to_eager
 from ._sizes import go_on_noting
 from ._slice_writes import spell_out_slice_writes
 
@@ -64,6 +65,7 @@ def functional_graph(
     keep_origins(exported.graph_module)
     spell_out(exported.graph)
     leave_to_eager(exported.graph)
+    leave_overlaps_to_eager(exported.graph)
     looks = _results(exported)
     check_numbers(exported.graph)
     export_seconds = time.perf_counter() - start
