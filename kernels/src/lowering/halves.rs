@@ -1,8 +1,8 @@
 //! Lowering of contractions with 16-bit containers: the same generators as in single precision, with
 //! conversions around them.
 //!
-//! Operands are widened while they are packed or staged; a result's sums lie in a thread's memory or in a
-//! workspace until they are rounded, block by block, by an epilogue. Where the generator takes no such hooks (depthwise
+//! Operands are widened while they are packed or staged, or multiplied as they are where the target can; a result's
+//! sums lie in a thread's memory or in a workspace until they are rounded, block by block, by an epilogue. Where the generator takes no such hooks (depthwise
 //! convolutions, plain loops), whole containers are converted by launches before and after.
 
 use super::split::{SplitReason, Stop, not_emitted, refused, split_reason};
@@ -91,8 +91,12 @@ impl Lowering<'_> {
         let hook = hooked.then(|| format!("{PLACEHOLDER}_block"));
         // Its sums are rounded, or nothing but `rest` reads them.
         let consumes = is_half(self.dtype(found.out)) || (rest.is_some() && !self.escapes(found));
-        if takes_hooks && let Some(Ok(_)) = self.in_words(found, None) {
-            return self.half_read(node, found, rest, hook, around, true);
+        match self.in_words(found, None) {
+            Some(Ok(_)) if takes_hooks => {
+                return self.half_read(node, found, rest, hook, around, true);
+            }
+            Some(tried) => around.no_pairs = Some(tried.err().unwrap_or(NoFastForm::NoPairs)),
+            None => {}
         }
         let epilogue = (hook.clone(), consumes);
         match self.in_pairs(found, epilogue).filter(|_| takes_hooks) {

@@ -273,6 +273,7 @@ fn products_of_pairs_agree_with_the_interpreter() {
             let of_product = |path| !is_split || path != "loops";
             for kernel in lowered.kernels.iter().filter(|k| of_product(k.path)) {
                 assert_eq!(kernel.products, Some(wanted), "{name}: {}", kernel.path);
+                assert_eq!(kernel.no_pairs.is_some(), is_odd, "{name}");
             }
         }
         // For products that are rounded, memory holds the packed operand and nothing of the sums.
