@@ -2,7 +2,7 @@
 //! that run them. The launches' bodies are in `panels` (packing), `items` (the main one) and `combine`.
 
 use super::access::Problem;
-use super::blocking::{ContractionPlan, Dim, VectorSource, Wishes, div_up, shape};
+use super::blocking::{ContractionPlan, Dim, VectorSource, Wishes, block_size, div_up, shape};
 use super::choice::{Chosen, choose};
 use super::cost;
 use super::gather::{GatherForm, ZeroFill};
@@ -23,7 +23,15 @@ pub(super) struct GatherPart<'a> {
     pub(super) hooks: &'a Hooks,
     /// Numbers before its region of the shared scratch.
     pub(super) shared_at: i64,
+    /// Numbers between the rows of a block of results, if only the epilogue reads them: they then stay in the thread's
+    /// scratch.
+    pub(super) pitch: Option<i64>,
 }
+
+/// Most bytes of a block of results in a thread's scratch.
+const BLOCK_BYTES: i64 = 1 << 20;
+/// Numbers between two rows of such a block beside those of the rows, so that rows lie in different cache sets.
+const ROW_GAP: i64 = 16;
 
 const ALIGNED_NUMBERS: i64 = 16;
 
@@ -117,12 +125,14 @@ pub(super) fn plan<'a>(
         if i == 0 {
             planned.first_others = others;
         }
-        let part = GatherPart {
+        let mut part = GatherPart {
             plan,
             prefix: format!("{name}_p{i}"),
             hooks,
             shared_at: planned.shared,
+            pitch: None,
         };
+        part.pitch = part.local_pitch();
         planned.shared += part.packed_numbers() + part.result_numbers();
         planned.parts.push(part);
     }
@@ -190,7 +200,7 @@ impl Planned<'_> {
                 }
                 _ => 0,
             },
-            pitch: None,
+            pitch: parts.first().and_then(|p| p.pitch),
             finishes_in_blocks: parts.iter().all(|p| !p.plan.to_scratch),
             roles: parts
                 .first()
@@ -370,14 +380,35 @@ impl GatherPart<'_> {
         self.plan.staging.as_ref().map_or(0, |s| align(s.numbers))
     }
 
-    pub(super) fn thread_numbers(&self) -> i64 {
+    /// Numbers of the thread's scratch before a block of results.
+    pub(super) fn operand_numbers(&self) -> i64 {
         let panels = self.chunk_panels() * self.plan.k_block() * self.plan.nr();
-        self.staged_numbers()
-            + if self.plan.source == VectorSource::Thread {
-                panels
-            } else {
-                0
-            }
+        let packed = match self.plan.source {
+            VectorSource::Thread => align(panels),
+            _ => 0,
+        };
+        self.staged_numbers() + packed
+    }
+
+    pub(super) fn thread_numbers(&self) -> i64 {
+        let results = self.pitch.map_or(0, |pitch| self.block_rows() * pitch);
+        self.operand_numbers() + results
+    }
+
+    /// Most rows in a block of results.
+    fn block_rows(&self) -> i64 {
+        let m = self.plan.shape.m.iter();
+        m.map(|d| block_size(&self.plan, d.id)).product()
+    }
+
+    /// [`GatherPart::pitch`] of the plan.
+    fn local_pitch(&self) -> Option<i64> {
+        let (p, hooks) = (&self.plan, self.hooks);
+        let consumed = hooks.consumes && hooks.epilogue.is_some() && hooks.sums.is_none();
+        let in_blocks = !p.to_scratch && p.parts == 1 && p.shape.diagonal.is_none();
+        let pitch = self.chunk_panels() * p.nr() + ROW_GAP;
+        let fits = self.bytes(self.block_rows() * pitch) <= BLOCK_BYTES;
+        (consumed && in_blocks && fits).then_some(pitch)
     }
 
     pub(super) fn buffers(&self) -> (usize, usize) {

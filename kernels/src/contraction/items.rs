@@ -1,6 +1,7 @@
 //! The main launch: items of work over threads, blocks of the reduction, staging, and the tiles
 //! of a block.
 
+use super::BUFFERS;
 use super::access::Coord;
 use super::blocking::VectorSource;
 use super::driver::{GatherPart, decode, strided};
@@ -34,6 +35,10 @@ impl GatherPart<'_> {
             t.line(format!(
                 "{number} *O = ({number} *)buf[3] + {}L;",
                 self.shared_at + self.packed_numbers()
+            ));
+        } else if self.pitch.is_some() {
+            t.line(format!(
+                "void *own[{BUFFERS}]; memcpy(own, buf, sizeof own);"
             ));
         } else {
             t.line(format!("{number} *O = ({number} *)buf[2] + {}L;", s.o_base));
@@ -73,6 +78,7 @@ impl GatherPart<'_> {
             p.panels(),
             p.n_chunks
         ));
+        self.local_output(t);
         let k_blocks = p.k_cut.count(&s.k);
         t.line(format!(
             "const long kb0 = {k_blocks}L*part/{0}L, kb1 = {k_blocks}L*(part + 1)/{0}L;",
@@ -248,6 +254,9 @@ impl GatherPart<'_> {
             let panel = self.m_total() * p.nr();
             return format!("(part*{}L + bt)*{all}L + p*{panel}L", self.batches());
         }
+        if self.pitch.is_some() {
+            return self.flat_column("p");
+        }
         let mut at = strided(batch, &s.batch, |d| d.o);
         at.extend(strided(outer, &s.n, |d| d.o));
         at.push(("pi".to_string(), p.nr()));
@@ -310,33 +319,59 @@ impl GatherPart<'_> {
         format!("kn*{}L", inner * self.ahead())
     }
 
-    /// Calls the epilogue, then the sums, on the M range of the current block and panels `p0..p1`.
-    pub(super) fn epilogue_call(&self, t: &mut CText, p0: &str, p1: &str) {
-        let (p, m) = (&self.plan, &self.plan.shape.m);
-        if p.to_scratch || !self.hooks.follow() {
-            return;
-        }
+    /// Declares the flat rows `m0..m1` of the current block.
+    fn flat_rows(&self, t: &mut CText) {
+        let (m, cut) = (&self.plan.shape.m, self.plan.m_cut.depth);
         let inner = |j: usize| m[j + 1..].iter().map(|d| d.size).product::<i64>();
         let start: Vec<(String, i64)> =
             (0..m.len()).map(|j| (format!("ms{j}"), inner(j))).collect();
-        let cut = p.m_cut.depth;
         t.line(format!("const long m0 = {};", affine(&start, 0)));
         t.line(format!("const long m1 = m0 + msn{cut}*{}L;", inner(cut)));
-        let n_at = |panel: &str| {
-            let (ip, size) = (p.inner_panels(), p.n_inner().size);
-            if size == ip * p.nr() && !p.open.columns {
-                // The compiler sees that only whole vectors are asked for.
-                return format!("{panel}*{}L", p.nr());
-            }
-            format!(
-                "{panel}/{ip}L*{size}L + shl_min({panel}%{ip}L*{}L, {size}L)",
-                p.nr()
-            )
+    }
+
+    /// The first flat column of a panel; for the panel behind the last one, their number.
+    fn flat_column(&self, panel: &str) -> String {
+        let p = &self.plan;
+        let (ip, size) = (p.inner_panels(), p.n_inner().size);
+        if size == ip * p.nr() && !p.open.columns {
+            // The compiler sees that only whole vectors are asked for.
+            return format!("{panel}*{}L", p.nr());
+        }
+        format!(
+            "{panel}/{ip}L*{size}L + shl_min({panel}%{ip}L*{}L, {size}L)",
+            p.nr()
+        )
+    }
+
+    /// Declares `O` where a block of results stays in the thread's scratch: as if flat row 0 and column 0 lay there.
+    fn local_output(&self, t: &mut CText) {
+        let Some(pitch) = self.pitch else {
+            return;
         };
+        self.flat_rows(t);
+        let number = self.number();
+        t.line(format!(
+            "{number} *O = ({number} *)scratch + {}L - (m0*{pitch}L + {});",
+            self.operand_numbers(),
+            self.flat_column("p0")
+        ));
+        t.line("own[2] = O;");
+    }
+
+    /// Calls the epilogue, then the sums, on the M range of the current block and panels `p0..p1`.
+    pub(super) fn epilogue_call(&self, t: &mut CText, p0: &str, p1: &str) {
+        if self.plan.to_scratch || !self.hooks.follow() {
+            return;
+        }
+        if self.pitch.is_none() {
+            self.flat_rows(t);
+        }
         let (batch, first) = self.epilogue_batch();
-        let block = format!("{batch}, m0, m1, {first}{}, {first}{}", n_at(p0), n_at(p1));
+        let [n0, n1] = [p0, p1].map(|panel| self.flat_column(panel));
+        let block = format!("{batch}, m0, m1, {first}{n0}, {first}{n1}");
         if let Some(epilogue) = &self.hooks.epilogue {
-            t.line(format!("{epilogue}(buf, tid, {block});"));
+            let buffers = if self.pitch.is_some() { "own" } else { "buf" };
+            t.line(format!("{epilogue}({buffers}, tid, {block});"));
         }
         if let Some(sums) = &self.hooks.sums {
             t.line(format!("{sums}(buf, tid, mb, {block});"));

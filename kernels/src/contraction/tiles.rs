@@ -14,10 +14,14 @@ impl GatherPart<'_> {
     /// Output stride of each M dim, in the real output or in shared scratch.
     pub(super) fn o_strides(&self) -> Vec<i64> {
         let m = &self.plan.shape.m;
-        let inner = |j: usize| m[j + 1..].iter().map(|d| d.size).product::<i64>() * self.plan.nr();
+        let row = match self.plan.to_scratch {
+            true => Some(self.plan.nr()),
+            false => self.pitch,
+        };
+        let inner = |j: usize| m[j + 1..].iter().map(|d| d.size).product::<i64>();
         m.iter()
             .enumerate()
-            .map(|(j, d)| if self.plan.to_scratch { inner(j) } else { d.o })
+            .map(|(j, d)| row.map_or(d.o, |row| inner(j) * row))
             .collect()
     }
 

@@ -91,9 +91,9 @@ impl Lowering<'_> {
         let hook = hooked.then(|| format!("{PLACEHOLDER}_block"));
         // Its sums are rounded, or nothing but `rest` reads them.
         let consumes = is_half(self.dtype(found.out)) || (rest.is_some() && !self.escapes(found));
-        match self.in_words(found, None) {
+        match self.in_words(found, (None, false)) {
             Some(Ok(_)) if takes_hooks => {
-                return self.half_read(node, found, rest, hook, around, true);
+                return self.half_read(node, found, rest, (hook, consumes), around, true);
             }
             Some(tried) => around.no_pairs = Some(tried.err().unwrap_or(NoFastForm::NoPairs)),
             None => {}
@@ -125,7 +125,7 @@ impl Lowering<'_> {
                 (None, _) => self.half_whole(node, found, plain, around, true),
             };
         }
-        self.half_read(node, found, rest, hook, around, false)
+        self.half_read(node, found, rest, (hook, consumes), around, false)
     }
 
     /// A contraction whose operands are read on the way to the micro-kernel: two steps at a time `in_words`, else
@@ -135,7 +135,7 @@ impl Lowering<'_> {
         node: &Node,
         found: &Recognized,
         rest: Option<&Node>,
-        hook: Option<String>,
+        (hook, consumes): (Option<String>, bool),
         mut around: Around,
         in_words: bool,
     ) -> Result<(), Stop> {
@@ -145,12 +145,13 @@ impl Lowering<'_> {
             false => self.widening_hooks(found, &mut around),
         };
         let mut read = |epilogue: Option<String>| match in_words {
-            true => match self.in_words(found, epilogue) {
+            true => match self.in_words(found, (epilogue, consumes)) {
                 Some(emitted) => emitted.map_err(|reason| SplitReason::Contraction(reason).into()),
                 None => Err(SplitReason::Halves.into()),
             },
             false => {
                 let hooks = Hooks {
+                    consumes: consumes && epilogue.is_some(),
                     epilogue,
                     ..widening.clone()
                 };
@@ -177,12 +178,13 @@ impl Lowering<'_> {
     fn in_words(
         &mut self,
         found: &Recognized,
-        epilogue: Option<String>,
+        (epilogue, consumes): (Option<String>, bool),
     ) -> Option<Result<EmittedContraction, NoFastForm>> {
         let operands = [found.a, found.b].map(|id| self.dtype(id));
         let applies = self.pairs == Some(Pairs::Dots) && operands == [DType::BF16; 2];
         applies.then(|| {
             let hooks = Hooks {
+                consumes: consumes && epilogue.is_some(),
                 epilogue,
                 ..Hooks::default()
             };
