@@ -158,8 +158,8 @@ impl Captured {
     }
 }
 
-/// Whether this CPU has tiles (AMX), by which attention in bf16 is faster composed than as one kernel that stores no
-/// scores; no without a C compiler to ask.
+/// Whether this CPU has tiles (AMX). With them, attention in bf16 is faster as separate products than as one kernel
+/// that stores no scores. False without a C compiler to ask.
 fn has_tiles() -> bool {
     static KNOWN: OnceLock<bool> = OnceLock::new();
     *KNOWN.get_or_init(|| {

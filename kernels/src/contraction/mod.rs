@@ -338,7 +338,11 @@ pub(crate) fn emit_words(
     hooks: &Hooks,
     target: &ContractionTarget,
 ) -> Result<EmittedContraction, NoFastForm> {
-    let words = words::in_words(name, c).ok_or(NoFastForm::NoPairs)?;
+    let words = match target.vector_width {
+        16 => words::in_words(name, c),
+        _ => None,
+    };
+    let words = words.ok_or(NoFastForm::NoPairs)?;
     let [prologue_a, prologue_b] = words.prologues;
     let hooks = Hooks {
         prologue_a,

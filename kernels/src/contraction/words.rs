@@ -26,7 +26,7 @@ pub(super) fn in_words(name: &str, c: &Contraction) -> Option<Words> {
     let dim = paired_dim(c, &p)?;
     let mut text = String::new();
     let mut operand = |buffer: usize, operand: &Operand, access: &Access| {
-        if let Some(words) = in_place(operand, dim, &c.dims) {
+        if let Some(words) = in_place(operand, access, dim, &c.dims) {
             return (words, None);
         }
         let function = format!("{name}_words{buffer}");
@@ -62,7 +62,8 @@ fn paired_dim(c: &Contraction, p: &Problem) -> Option<usize> {
         even && !p.out.has(*dim) && is_free(&p.a, *dim) && is_free(&p.b, *dim)
     };
     (0..c.dims.len()).filter(in_reduction).min_by_key(|dim| {
-        let read = [&c.a, &c.b].map(|x| in_place(x, *dim, &c.dims).is_none());
+        let operands = [(&c.a, &p.a), (&c.b, &p.b)];
+        let read = operands.map(|(x, access)| in_place(x, access, *dim, &c.dims).is_none());
         let steps = p.a.stride(*dim).abs().max(p.b.stride(*dim).abs());
         (read.into_iter().filter(|joined| *joined).count(), steps)
     })
@@ -70,8 +71,8 @@ fn paired_dim(c: &Contraction, p: &Problem) -> Option<usize> {
 
 /// The operand in words as they lie in memory: where the dim's steps are neighbours, and everything else keeps words
 /// apart.
-fn in_place(x: &Operand, dim: usize, dims: &[i64]) -> Option<Operand> {
-    if x.base % 2 != 0 {
+fn in_place(x: &Operand, access: &Access, dim: usize, dims: &[i64]) -> Option<Operand> {
+    if x.base % 2 != 0 || access.stride(dim) != 1 {
         return None;
     }
     let mut axes = Vec::new();

@@ -50,7 +50,8 @@ pub(super) fn detect(
     probed(&target, pairs, must, toolchain, cache)
 }
 
-/// The target with these instructions, if they were seen to run here and to gain; as it is, if they `must` not.
+/// Adds the instructions if the probe ran and, unless `must`, found them faster. Else returns the target unchanged, or
+/// an error if `must`.
 fn probed(
     target: &CpuTarget,
     pairs: Pairs,

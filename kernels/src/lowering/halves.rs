@@ -1,9 +1,10 @@
 //! Lowering of contractions with 16-bit containers: the same generators as in single precision, with
 //! conversions around them.
 //!
-//! Operands are widened while they are packed or staged, or multiplied as they are where the target can; a result's
-//! sums lie in a thread's memory or in a workspace until they are rounded, block by block, by an epilogue. Where the generator takes no such hooks (depthwise
-//! convolutions, plain loops), whole containers are converted by launches before and after.
+//! Operands are widened while they are packed or staged, or multiplied as they are where the target can; a
+//! result's sums lie in a thread's memory or in a workspace until they are rounded, block by block, by an
+//! epilogue. Where the generator takes no such hooks (depthwise convolutions, plain loops), whole containers are
+//! converted by launches before and after.
 
 use super::split::{SplitReason, Stop, not_emitted, refused, split_reason};
 use super::work::{KernelCost, work};
@@ -91,11 +92,12 @@ impl Lowering<'_> {
         let hook = hooked.then(|| format!("{PLACEHOLDER}_block"));
         // Its sums are rounded, or nothing but `rest` reads them.
         let consumes = is_half(self.dtype(found.out)) || (rest.is_some() && !self.escapes(found));
-        match self.in_words(found, (None, false)) {
-            Some(Ok(_)) if takes_hooks => {
+        let words = takes_hooks.then(|| self.in_words(found, (None, false)));
+        match words.flatten() {
+            Some(Ok(_)) => {
                 return self.half_read(node, found, rest, (hook, consumes), around, true);
             }
-            Some(tried) => around.no_pairs = Some(tried.err().unwrap_or(NoFastForm::NoPairs)),
+            Some(Err(reason)) => around.no_pairs = Some(reason),
             None => {}
         }
         let epilogue = (hook.clone(), consumes);

@@ -134,7 +134,7 @@ def _polar(pairs: _Pairs, node: fx.Node) -> fx.Node:
     size, angle = node.args
     if needs_gradient(size):
         still = pairs.call("detach", size)
-        turned = pairs.function(operator.sub, pairs.function(operator.mul, still, 2), size)
+        turned = pairs.function(operator.add, still, pairs.function(operator.sub, still, size))
         # An infinite size would become no number.
         is_negative = pairs.function(
             operator.and_,

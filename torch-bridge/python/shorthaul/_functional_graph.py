@@ -54,8 +54,8 @@ def functional_graph(
 ) -> tuple[torch.export.ExportedProgram, Functional | None, list[Any], float]:
     """What PyTorch traced, its functional reading if there is one, and the seconds of the export.
 
-    Before the last are the traced results of the caller's own operators, which lie in memory as
-    eager's do. What other operators make of them may lie otherwise.
+    The third value holds the traced results. Their strides are eager's; decompositions may change
+    them.
 
     The arguments are those of ``_capture.capture``. Raises ``CaptureError``.
     """

@@ -109,7 +109,7 @@ class Program:
     zero_inputs: list[int] = field(default_factory=list)
     #: The inputs from which eager's autograd reaches each of the user's outputs.
     reaches: list[set[int]] = field(default_factory=list)
-    #: Positions of inputs that lookups use as indices, with the bounds of these.
+    #: Positions of inputs that operators bound (indices, divisors, probabilities), with the bounds.
     bounds: list[tuple[int, Bound]] = field(default_factory=list)
     #: Computes in PyTorch the gradients that kernels do not; ``None`` outside of a module.
     rerun: Rerun | None = None

@@ -94,7 +94,7 @@ _OF_ONE_TYPE = {
     "mv": ("self", "vec"),
 }
 
-#: Norms, whose parameters may be wider than their operand in one case: all are of float32.
+#: Norms. An operand in bf16 or f16 may have parameters in float32, if all of them are.
 _NORMS = {
     "batch_norm": ("input", "weight", "bias", "running_mean", "running_var"),
     "group_norm": ("input", "weight", "bias"),
