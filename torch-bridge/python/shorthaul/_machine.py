@@ -99,7 +99,7 @@ def machine(again: bool = False) -> Machine:
 
 
 def limits(threads: int, seconds: float = 1.0, device: str = "cpu") -> dict[str, float]:
-    """Measured limits of all threads together, with those of bf16 if the CPU has instructions for it."""
+    """Measured limits of all threads together, with those of bf16 if it has instructions."""
     found = dict(_limits.limits(threads, seconds=seconds, device=device))
     if device == "cpu" and assumed().pair_operations_per_us:
         found["pair_gflop_s"] = _limits.pairs(threads)
