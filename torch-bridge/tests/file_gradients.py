@@ -17,6 +17,19 @@ TOLERANCE = 1e-9
 ELEMENTS = {torch.float64: TensorProto.DOUBLE, torch.float32: TensorProto.FLOAT}
 
 
+def ints(*values):
+    return np.array(values, np.int64)
+
+
+def only(function):
+    return lambda **given: {"y": function(*given.values())}
+
+
+def named(function):
+    """A function of positional inputs whose results are called y, z and so on."""
+    return lambda **given: dict(zip("yzuv", function(*given.values()), strict=False))
+
+
 def parsed(nodes, opset=20, **imports):
     """A model of nodes in ONNX's text form; it lacks inputs and outputs."""
     sets = "".join(f', "{domain.replace("_", ".")}": {n}' for domain, n in imports.items())

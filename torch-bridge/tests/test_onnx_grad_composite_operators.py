@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from file_gradients import TOLERANCE, assert_gradients, parsed, stored, uniform
+from file_gradients import TOLERANCE, assert_gradients, ints, named, only, parsed, stored, uniform
 
 #: What is computed in single precision.
 SINGLE = 2e-6
@@ -31,19 +31,6 @@ def case(nodes, function, constants=None, name="", opset=22, dtype=torch.float64
     return pytest.param(*row, id=f"{operator} {name}".strip())
 
 
-def ints(*values):
-    return np.array(values, np.int64)
-
-
-def only(function):
-    return lambda **given: {"y": function(*given.values())}
-
-
-def named(function):
-    """A function of positional inputs whose results are called y, z and so on."""
-    return lambda **given: dict(zip("yzuv", function(*given.values()), strict=False))
-
-
 def causal(x, w, b=None, past=None, activation=lambda y: y):
     k = w.shape[2] - 1
     whole = F.pad(x, (k, 0)) if past is None else torch.cat([past, x], 2)
@@ -53,7 +40,10 @@ def causal(x, w, b=None, past=None, activation=lambda y: y):
 def linear_attention(q, k, v, decay=None, beta=None, state=None, heads=(4, 2)):
     """Of `[batch, length, heads·size]`: the state of each head is changed by every step."""
     q_heads, kv_heads = heads
-    split = lambda x, n: x.unflatten(2, (n, -1)).transpose(1, 2)  # noqa: E731
+
+    def split(x, n):
+        return x.unflatten(2, (n, -1)).transpose(1, 2)
+
     q, k, v = split(q, q_heads), split(k, kv_heads), split(v, kv_heads)
     if state is None:
         state = q.new_zeros(*k.shape[:2], k.shape[3], v.shape[3])

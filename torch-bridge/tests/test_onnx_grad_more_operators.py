@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from file_gradients import TOLERANCE, assert_gradients, parsed, stored, uniform
+from file_gradients import TOLERANCE, assert_gradients, ints, named, only, parsed, stored, uniform
 from torchvision.ops import deform_conv2d, roi_align
 
 #: Where something is computed in single precision whatever the model's type is.
@@ -19,19 +19,6 @@ def case(nodes, function, constants=None, name="", opset=22, tolerance=TOLERANCE
     words = nodes.split("=", 1)[1].split()
     label = f"{words[0]} {name}".strip()
     return pytest.param(nodes, function, constants or {}, opset, tolerance, given, id=label)
-
-
-def ints(*values):
-    return np.array(values, np.int64)
-
-
-def only(function):
-    return lambda **given: {"y": function(*given.values())}
-
-
-def named(function):
-    """A function of positional inputs whose results are called y, z and so on."""
-    return lambda **given: dict(zip("yzuv", function(*given.values()), strict=False))
 
 
 def distinct(*shape, seed=0):
